@@ -1,13 +1,11 @@
-"""Formats the output of commands: tables, percentages, changes with their intervals, JSON, and figures as PNG files."""
+"""Formats the output of commands: tables, percentages, changes with their intervals, and JSON."""
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,22 +62,6 @@ def to_json_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json_values(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def save_figure(
-    path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, dpi: int = 130, **shared: Any
-) -> Iterator[Any]:
-    """Yield the axes of a figure of this size in inches; the figure is written at the end of the block."""
-    import matplotlib  # takes half a second, and most commands draw nothing
-
-    matplotlib.use("Agg")  # needs no display
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(rows, columns, figsize=size, dpi=dpi, layout="constrained", squeeze=False, **shared)
-    yield axes
-    figure.savefig(path)
-    plt.close(figure)
 
 
 def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
