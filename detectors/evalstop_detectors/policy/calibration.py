@@ -1,13 +1,15 @@
 """Finds the threshold for a risk: the share of healthy runs that a detector would stop, as calibrated.
 
 A calibration belongs to a detector with exactly its parameters. It is the output of `evalstop-lab calibrate --json`;
-only the detector, its parameters and the thresholds are read here, the rest documents it.
+only the detector, its parameters and the thresholds are read here, the rest documents it. Those of shipped policies are
+in a file that `python -m evalstop_lab.calibrate.shipped` writes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Annotated, Any
 
 import msgspec
@@ -18,9 +20,10 @@ from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.catalog import DETECTORS, Ground, explain_unknown
 from evalstop_detectors.policy.policy import Member, Policy
-from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
 
 _CALIBRATED = PlateauDrop(sigmas=1.5, use_proxy=True)
+
+SHIPPED_FILE = resources.files("evalstop_detectors.policy").joinpath("shipped_calibrations.json")
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
 
@@ -138,5 +141,5 @@ def _unknown(detector: Detector[Any], risk: float, calibrations: Iterable[Calibr
 
 
 SHIPPED: tuple[Calibration, ...] = tuple(
-    read_calibration(document) for document in msgspec.convert(CALIBRATIONS, list[CalibrationDocument])
+    map(read_calibration, msgspec.json.decode(SHIPPED_FILE.read_bytes(), type=list[CalibrationDocument]))
 )

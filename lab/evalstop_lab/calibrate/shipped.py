@@ -1,14 +1,13 @@
 """`python -m evalstop_lab.calibrate.shipped`: calibrates the shipped policies and writes the results.
 
-The module that it writes holds one calibration per detector and parameters: thresholds, the highest evidence of the
-first runs, which shows whether the detector has changed since, and the command that prints everything else again.
+The file has one line per detector and parameters: thresholds, the highest evidence of the first runs, which shows
+whether the detector has changed since, and the command that prints everything else again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import pprint
 import shlex
 import sys
 import tempfile
@@ -16,21 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors.policy import shipped, shipped_calibrations
+from evalstop_detectors.policy import shipped
+from evalstop_detectors.policy.calibration import SHIPPED_FILE
 
 from evalstop_lab import cli
 from evalstop_lab.arguments import positive_number
-
-_WIDTH = 118
-_HEAD = """{docstring}
-
-from __future__ import annotations
-
-from typing import Any
-
-# fmt: off
-CALIBRATIONS: list[dict[str, Any]] = {literal}
-"""
 
 _RATES = (0.01, 0.05, 0.1)
 
@@ -54,12 +43,9 @@ def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str,
     return {key: sorted(risks) for key, risks in by_detector.items()}
 
 
-def format_module(calibrations: Iterable[dict[str, Any]]) -> str:
-    """The source of evalstop_detectors.policy.shipped_calibrations with these calibrations."""
-    literal = pprint.pformat(
-        [_select_kept(item) for item in calibrations], width=_WIDTH, compact=True, sort_dicts=False
-    )
-    return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
+def write_calibrations(path: Path, calibrations: Iterable[dict[str, Any]]) -> None:
+    lines = ",\n".join(json.dumps(_select_kept(item)) for item in calibrations)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _select_kept(calibration: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,16 +73,14 @@ def run_calibration(detector: str, params: str, rates: Sequence[float], runs: in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Calibrate and write the module; return the exit code."""
+    """Calibrate and write the file; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--runs", type=positive_number, default=10_000, help="number of runs (default: 10000)")
-    parser.add_argument(
-        "--output", type=Path, default=Path(shipped_calibrations.__file__), metavar="FILE", help="file to write"
-    )
+    parser.add_argument("--output", type=Path, default=Path(str(SHIPPED_FILE)), metavar="FILE", help="file to write")
     args = parser.parse_args(arguments)
     risks = collect_risks(shipped.DOCUMENTS)
     calibrations = [run_calibration(detector, params, rates, args.runs) for (detector, params), rates in risks.items()]
-    args.output.write_text(format_module(calibrations), encoding="utf-8")
+    write_calibrations(args.output, calibrations)
     return 0
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
 from evalstop_detectors.detectors.detector import Thresholds
-from evalstop_detectors.policy.calibration import compute_stated_risk
-from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
+from evalstop_detectors.policy.calibration import SHIPPED, compute_stated_risk
 
 DROP: dict[str, Any] = {
     "detector": "plateau_drop",
@@ -17,7 +16,7 @@ DROP: dict[str, Any] = {
 }
 COLLAPSE: dict[str, Any] = {"detector": "collapse"}
 COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
-LEVELS = {level["rate"]: level["threshold"] for level in CALIBRATIONS[0]["thresholds"]}
+LEVELS = {level.rate: level.threshold for level in SHIPPED[0].levels}
 
 
 def test_member_without_thresholds_has_calibrated_ones() -> None:

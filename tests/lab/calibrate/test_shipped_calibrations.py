@@ -1,26 +1,27 @@
-"""The module of calibrations is written by a program, and has all calibrations of the shipped policies."""
+"""The file of calibrations is written by a program, and has all calibrations of the shipped policies."""
 
 from __future__ import annotations
 
-import runpy
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, Detector, policy_to_document
-from evalstop_detectors.policy import shipped_calibrations
+from evalstop_detectors.policy.calibration import SHIPPED_FILE
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import HEALTHY, record_worlds
-from evalstop_lab.calibrate.shipped import collect_risks, format_module, main
+from evalstop_lab.calibrate.shipped import collect_risks, main, write_calibrations
 from evalstop_lab.worlds import plan_worlds
 
+CALIBRATIONS: list[dict[str, Any]] = json.loads(SHIPPED_FILE.read_text(encoding="utf-8"))
 
-def test_module_equals_the_programs_output() -> None:
+
+def test_file_equals_the_programs_output(tmp_path: Path) -> None:
     """The file equals the program's output for its calibrations."""
-    assert Path(shipped_calibrations.__file__).read_text(encoding="utf-8") == format_module(
-        shipped_calibrations.CALIBRATIONS
-    )
+    write_calibrations(tmp_path / "written.json", CALIBRATIONS)
+    assert (tmp_path / "written.json").read_bytes() == SHIPPED_FILE.read_bytes()
 
 
 def test_risks_are_collected_by_detector_and_parameters() -> None:
@@ -44,7 +45,7 @@ def test_every_risk_of_a_shipped_policy_has_a_threshold() -> None:
             assert None in ends or ends[0] < ends[1]
 
 
-@pytest.mark.parametrize("item", shipped_calibrations.CALIBRATIONS, ids=lambda item: item["detector"])
+@pytest.mark.parametrize("item", CALIBRATIONS, ids=lambda item: item["detector"])
 def test_calibrations_are_current(item: dict[str, Any]) -> None:
     """Neither the detector nor the runs have changed since the calibration."""
     detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
@@ -56,10 +57,10 @@ def test_calibrations_are_current(item: dict[str, Any]) -> None:
     assert highest == pytest.approx(stored, rel=1e-5), f"{detector.name} has changed, {remedy}"
 
 
-def test_program_writes_the_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The written module has the detectors, seeds and commands of the calibrations."""
-    assert main(["--runs", "40", "--output", str(tmp_path / "calibration.py")]) == 0
-    written, *shipped = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]
+def test_program_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The written file has the detectors, seeds and commands of the calibrations."""
+    assert main(["--runs", "40", "--output", str(tmp_path / "calibrations.json")]) == 0
+    written, *shipped = json.loads((tmp_path / "calibrations.json").read_text(encoding="utf-8"))
     posteriors, observers = ["posterior"] * 2, ["focus", "river_drift", "divergence", "gao_fit"]
     assert [item["detector"] for item in shipped] == [*posteriors, *observers]
     assert (written["detector"], written["data"]["first_seed"], written["data"]["runs"]) == ("plateau_drop", 0, 40)
