@@ -39,7 +39,8 @@ class Run:
 
     Omitted arguments are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
     to `labels`) and EVALSTOP_SPOOL. Without a url nothing is posted. Only the constructor raises (ConfigurationError);
-    no other method raises, and only `flush` and `finish` wait for disk or network.
+    no other method raises, and only `flush` and `finish` wait for disk or network (in a forked child each call waits
+    for the disk).
 
     - `name`: processes of the same Slurm job, Kubernetes workload or torchrun launch, or the same process, attach to a
       run of this name that has not ended. Otherwise the run is a new one, called `name-2` if the name is taken. A name
@@ -242,9 +243,9 @@ class Run:
     def flush(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the service has everything, by default for `flush_seconds`; False on timeout.
 
-        At its exit a process sends what it has logged, also a child of `multiprocessing`. If a process was killed, as
-        the workers of `with Pool()` are, or ended by `os._exit`, the next run of its name on this machine sends what
-        had reached the disk.
+        At its exit a process sends what it has logged. What a killed process had on disk is sent by the next run of
+        its name on this machine. In a forked child, which may be killed as the workers of `with Pool()` are, each call
+        waits for the disk, and the parent sends what the child left.
         """
         if self._reporter is None or self._finished:
             return True

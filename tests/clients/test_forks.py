@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from evalstop_client import Run
 from evalstop_client.callbacks.arguments import CallbackArguments
 from evalstop_client.callbacks.arguments import open_run as open_callback_run
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.programs import wait_until
 from tests.clients.runs import FAST_LIMITS, open_run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
@@ -103,3 +107,52 @@ def test_a_process_forked_at_once_can_import_what_the_client_uses(tmp_path: Path
     command = [sys.executable, "-c", FORKS_DURING_AN_IMPORT, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def log_and_die(run: Run, step: int) -> None:
+    run.log({"score": float(step)}, step=step)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def log_and_exit(run: Run, step: int) -> None:
+    run.log({"score": float(step)}, step=step)
+    os._exit(0)
+
+
+def log_in_pool(run: Run, step: int) -> None:
+    """Log in a worker, which the end of the block terminates."""
+    with multiprocessing.get_context("fork").Pool(1, lambda: run.log({"score": float(step)}, step=step)) as pool:
+        pool.apply(abs, (1,))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("ends", [log_and_die, log_and_exit, log_in_pool])
+def test_values_of_a_killed_child_arrive(
+    server: FakeServer, service: FakeService, ends: Callable[[Run, int], None]
+) -> None:
+    """The parent sends what a forked child has logged, however the child ended: on a flush, and before the run ends."""
+    with open_run(server) as run:
+        for step in range(3):
+            if ends is log_in_pool:
+                ends(run, step)
+            else:
+                child = multiprocessing.get_context("fork").Process(target=ends, args=(run, step))
+                child.start()
+                child.join()
+            if step == 1:
+                assert run.flush()
+                assert sorted(service.find_run("a run").observations.values()) == [0.0, 1.0]
+    stored = service.find_run("a run")
+    assert sorted(stored.observations.values()) == [0.0, 1.0, 2.0]
+    assert stored.status == "completed"
+    assert run.dropped == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_values_of_a_killed_child_arrive_while_its_parent_trains(server: FakeServer, service: FakeService) -> None:
+    """A parent that only logs sends what killed children left, too: their evals may have to stop the run."""
+    with open_run(server) as run:
+        child = multiprocessing.get_context("fork").Process(target=log_and_die, args=(run, 7))
+        child.start()
+        child.join()
+        wait_until(lambda: 7.0 in service.find_run("a run").observations.values())

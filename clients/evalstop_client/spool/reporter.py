@@ -23,6 +23,9 @@ logger = logging.getLogger("evalstop_client")
 BATCH_SECONDS = 0.005
 """Pause after a write: frequent calls share a wake-up and an fsync."""
 
+CHILD_SECONDS = 1.0
+"""How long a call in a forked child may wait for the disk, since such a child may be killed without notice."""
+
 CLOSE_SECONDS = 5.0
 """How long the disk may take at the end for what is still in memory."""
 
@@ -113,6 +116,7 @@ class Reporter:
         self._warnings = warnings
         self._starting = threading.RLock()  # a signal handler that logs may interrupt its holder
         self._started = False
+        self._is_disk_awaited = False
         self._build()
 
     @property
@@ -131,9 +135,12 @@ class Reporter:
                     self._warnings.say_error_once("threads", "the run is NOT being watched; %s", error)
 
     def put(self, entry: Entry | LoggedValues) -> None:
-        """Queue `entry`; never waits for disk or network."""
+        """Queue `entry`; never waits for the network, and for the disk only in a forked child."""
         self.start()
         self._recorder.put(entry)
+        if self._is_disk_awaited and not self._recorder.wait_idle(CHILD_SECONDS):
+            self._is_disk_awaited = False
+            self._warnings.warn_once("slow", "the disk is slow: a forked child that is killed may lose what it logged")
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until the service has everything; False on timeout."""
@@ -155,11 +162,16 @@ class Reporter:
         return flushed
 
     def after_fork_in_child(self) -> None:
-        """Restart in a forked child: threads do not survive a fork, and the parent sends what it has queued."""
+        """Restart in a forked child: threads do not survive a fork, and the parent sends what it has queued.
+
+        The child may end by a signal or by os._exit, so its calls return once they are on disk, where the parent
+        finds them.
+        """
         self._spool.abandon_in_child()
         latest_answer = self.latest_answer
         self._starting = threading.RLock()
         self._started = False
+        self._is_disk_awaited = True
         self._build()
         self._sender.latest_answer = latest_answer
 

@@ -115,7 +115,7 @@ class FileSegment:
     """A segment on disk, locked while the process that writes or sends it lives."""
 
     def __init__(self, path: Path, descriptor: int, opening: Mapping[str, Any], sent: int, size: int) -> None:
-        self._path = path
+        self.path = path
         self._descriptor = descriptor
         self._marker = os.open(path.with_suffix(".sent"), os.O_RDWR | os.O_CREAT, 0o600)
         self.opening = opening
@@ -200,8 +200,8 @@ class FileSegment:
             os.close(descriptor)
 
     def delete(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self._path.with_suffix(".sent").unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+        self.path.with_suffix(".sent").unlink(missing_ok=True)
         self.close()
 
     def _read_lines(self) -> list[bytes]:

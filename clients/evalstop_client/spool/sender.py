@@ -44,6 +44,7 @@ class Sender:
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
         self._earlier_wait_until = -math.inf  # for what earlier runs left, while the service is busy for it
+        self._adopted_at = -math.inf  # when it last looked for the segments of dead processes
         self.accepted_at = -math.inf
         self.is_unauthorized = False
         self._flush_started_at = -math.inf
@@ -73,17 +74,15 @@ class Sender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the run is open (or refused) and nothing is left to send."""
-        return self._find_opened(self._opening) is not None and self._spool.is_empty
+        """Whether the run is open (or refused) and nothing is left to send, not even by forked children that died."""
+        return self._find_opened(self._opening) is not None and self._spool.is_empty and not self._must_adopt
 
     def _run(self) -> None:
-        adopted = False
         while not self._closed.is_set():
             began = time.monotonic()
             try:
-                if not adopted:
-                    self._spool.adopt()
-                    adopted = True
+                if self._must_adopt or began - self._adopted_at >= self._limits.poll_seconds:
+                    self._adopt()
                 answer = self._send_next()
             except Exception as error:  # a bug must not end the thread: the spool keeps unsent entries
                 if not self._failures:
@@ -108,6 +107,8 @@ class Sender:
         if not batch.entries:  # damaged lines only
             self._spool.advance(batch)
             return None
+        if batch.entries[0].to == "finish" and self._adopt():  # after its end the run accepts nothing
+            return None
         if isinstance(opened, Refused):
             self._reject_entries(batch.entries, opened)
             self._spool.advance(batch)
@@ -116,6 +117,17 @@ class Sender:
         if isinstance(answer, Accepted):
             self._spool.advance(batch)
         return answer
+
+    def _adopt(self) -> int:
+        """Adopt what dead processes left, among them forked children that were killed; returns how many segments."""
+        began = time.monotonic()
+        adopted = self._spool.adopt()
+        self._adopted_at = began
+        return adopted
+
+    @property
+    def _must_adopt(self) -> bool:
+        return self._adopted_at < self._flush_started_at or self._adopted_at == -math.inf
 
     def _open_run(self, opening: Mapping[str, Any]) -> Answer:
         answer = self._service.post("/runs", dict(opening))
@@ -194,7 +206,8 @@ class Sender:
 
     def _wait_or_send_heartbeat(self, opened: str | Refused) -> Answer | None:
         def has_work() -> bool:
-            return self._closed.is_set() or self._spool.has_unsent(without_earlier=self._earlier_must_wait)
+            has_unsent = self._spool.has_unsent(without_earlier=self._earlier_must_wait)
+            return has_unsent or self._closed.is_set() or self._must_adopt
 
         self._spool.wake()  # wakes a waiting flush
         if self._spool.wait(has_work, self._limits.poll_seconds) or isinstance(opened, Refused):

@@ -32,13 +32,14 @@ class Spool:
         self._changed = threading.Condition()
         self._segments: deque[Segment] = deque()
         self._owned: Segment | None = None  # the segment that this process writes, always the last one
+        self._left: set[Path] = set()  # to a process whose key may send them
         self._closed = False
 
     def adopt(self) -> int:
         """Adopt the segments of dead processes of this run name, oldest first; returns how many."""
         with self._disk:
             adopted: list[Segment] = []
-            for path in sorted(self._folder.glob("*.jsonl")):
+            for path in [] if self._closed else sorted({*self._folder.glob("*.jsonl")} - self._left):
                 try:
                     segment = FileSegment.adopt(path)
                 except (OSError, ValueError) as error:
@@ -107,6 +108,8 @@ class Spool:
             for segment in [] if self._closed else [item for item in self._segments if item.opening == opening]:
                 self._segments.remove(segment)
                 segment.close()
+                if isinstance(segment, FileSegment):
+                    self._left.add(segment.path)
         self.wake()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:

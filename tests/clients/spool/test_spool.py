@@ -165,6 +165,19 @@ def test_segments_keep_their_opening(tmp_path: Path) -> None:
     assert openings == ["1", "2"]
 
 
+def test_left_segment_is_not_adopted_again(tmp_path: Path) -> None:
+    """What another key must send stays where it is, however often this process looks for what others left."""
+    opening = {"name": "a run", "labels": {"job": "1"}}
+    first = open_spool(tmp_path / "a-run", opening=opening)
+    first.append([Entry("resume", {"step": 1})])
+    first.close(0)
+    second = open_spool(tmp_path / "a-run")
+    assert second.adopt() == 1
+    second.leave(opening)
+    assert second.adopt() == 0
+    assert open_spool(tmp_path / "a-run").adopt() == 1
+
+
 def test_full_spool_drops_only_observations(tmp_path: Path) -> None:
     """A spool at its limit keeps checkpoints and resumes, and drops and counts observations."""
     warnings = WarningLog()
