@@ -85,7 +85,9 @@ def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
     yield Check("mode", BLOCKS if run.mode == "shadow" else FINE, f"{run.mode}, policy {run.policy}")
     yield _check_eval(run, api)
     if not run.document["length_known"]:
-        yield Check("length", NOTE, "unknown or exceeded, so decisions come later: total_steps=")
+        planned, last = run.document["total_steps"], run.document["last_step"]
+        doubt = f"the last step is {last} of {planned}: is the plan in the unit of the steps?"
+        yield Check("length", NOTE, doubt if planned else "unknown, so decisions come later: total_steps=")
     checkpoints = len(api.connection.get(f"/runs/{run.id}/checkpoints")["items"])
     yield Check("checkpoint", FINE if checkpoints else NOTE, f"{checkpoints or 'none'} registered")
     if others := run.document.get("job_runs"):  # an older service does not tell

@@ -186,7 +186,7 @@ class Sender:
                 if part.to != "finish":
                     self._say_if_ended()
                 elif self._is_own:
-                    run_log.warn_without_eval(answer.body, self._warnings)
+                    run_log.warn_of_end(answer.body, self._warnings)
             elif isinstance(answer, Refused):
                 if answer.status == 404 and not self._reopened:  # the service does not know the run: reopen it, once
                     del self._opened[_key_of(self._current)]

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from evalstop_client import Run
 from evalstop_client.cli import main
 from evalstop_service.store.database import Database
 
 from tests.clients.real_service import Project, make_project
+from tests.clients.runs import list_messages
 
 Examine = Callable[..., dict[str, Any]]
 
@@ -126,3 +128,20 @@ def test_missing_permission_and_service_block(
     monkeypatch.setenv("EVALSTOP_KEY", project.key)
     assert main(["doctor", "well"]) == 0
     assert "nothing blocks a stop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("planned", "steps", "told"),
+    [(4, 9, "9 of 4"), (400, 100, "100 of 400"), (400, 201, ""), (400, 399, "")],
+    ids=["exceeded", "completed_in_a_quarter", "early_end", "as_planned"],
+)
+def test_plan_in_another_unit_is_asked_about(
+    examine: Examine, project: Project, caplog: pytest.LogCaptureFixture, planned: int, steps: int, told: str
+) -> None:
+    """A plan that the run exceeds, or of which it completes in half, is asked about, in the log and by the doctor."""
+    with Run("planned", url=project.url, key=project.key, total_steps=planned, flush_seconds=60) as run:
+        run.log({"eval": 0.5}, step=steps)
+    asked = "is the plan in the unit of the steps?"
+    assert [asked in text for text in list_messages(caplog) if "total_steps" in text] == ([True] if told else [])
+    texts = [check["text"] for check in examine("planned")["checks"] if check["name"] == "length"]
+    assert texts == ([f"the last step is {told}: {asked}"] if told else [])

@@ -97,8 +97,14 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def length_known(self) -> bool:
-        """Whether the planned length is known and not exceeded: decisions are then faster."""
-        return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
+        """Whether the planned length is known: decisions are then faster.
+
+        A plan that the run exceeds, or of which it completed in half, is probably in another unit than its steps.
+        """
+        if self.total_steps is None or self.last_step is None:
+            return self.total_steps is not None
+        is_short = self.status is RunStatus.COMPLETED and 2 * self.last_step <= self.total_steps
+        return self.last_step <= self.total_steps and not is_short
 
     @property
     def heard_at(self) -> datetime | None:

@@ -136,7 +136,8 @@ class RunOut(Answer):
     params: dict[str, str] = Field({}, description="hyperparameters reported by the trainer; empty in lists")
     policy: PolicyName = Field(description="the policy that judges it")
     length_known: bool = Field(
-        description="false: total_steps was not reported or is exceeded, so that decisions come later"
+        description="false: decisions come later, since total_steps was not reported or is exceeded; or the run "
+        "completed in half of it, so that it was probably in another unit than the steps"
     )
     should_stop: bool = Field(description="true: a stop of this attempt was requested and handed over")
     best_is_outdated: bool = Field(description="true: it was measured before the eval changed, and no checkpoint since")

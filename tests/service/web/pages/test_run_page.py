@@ -105,6 +105,16 @@ def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continu
 
 
 @SQLITE_ONLY
+def test_plan_that_the_run_completed_in_half_of_is_asked_about(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The page asks about such a plan, and says nothing of one that was reached."""
+    for total_steps, is_asked in ((2000, True), (290, False)):
+        run = tenant.open_run("planned", total_steps=total_steps)
+        tenant.post_evals(run, HACKING[:29])
+        tenant.finish_run(run, RunStatus.COMPLETED, obeyed=None, actor="trainer")
+        assert ("is the plan in the unit of the steps?" in get_html(visitor, f"/runs/{run.id}")) == is_asked
+
+
+@SQLITE_ONLY
 def test_stale_run_shows_a_notice_above_its_name(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
