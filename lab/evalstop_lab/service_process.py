@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -29,16 +28,22 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Service:
-    """A running service: its URL, an admin key, and a link that signs in a browser."""
+    """A running service: its URL, an admin key, a link that signs in a browser, and its process id."""
 
     url: str
     key: str
-    sign_in: str
+    sign_in: str = ""
+    pid: int = 0
 
-    def connect(self) -> httpx.Client:
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        return url.host, url.port or 80
+
+    def connect(self, timeout_seconds: float = 60.0) -> httpx.Client:
         """An HTTP client of its API that sends the key."""
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=timeout_seconds, trust_env=False)
 
 
 @contextmanager
@@ -50,8 +55,8 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
     folder = folder.resolve()
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     command += ["--data-folder", str(folder)]
-    with run_announced(command, folder / "service.log", {**SETTINGS, **(environment or {})}) as (_, ready):
-        yield Service(ready["url"], ready["key"], ready["sign_in"])
+    with run_server(command, folder / "service.log", {**SETTINGS, **(environment or {})}) as service:
+        yield service
 
 
 @contextmanager
@@ -86,16 +91,15 @@ def run_trainer(
 
 
 @contextmanager
-def run_announced(
-    command: Sequence[str], log: Path, environment: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run a server that prints one line of JSON when it is ready; yields its process and that line."""
+def run_server(command: Sequence[str], log: Path, environment: Mapping[str, str], key: str = "") -> Iterator[Service]:
+    """Run a server within the block that prints one line of JSON when it is ready; `key`: if the line has none."""
     with run_logged(command, log, environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise ServiceUnavailable(f"Its log is {log}; it ends with: {_read_end(log)}")
-        yield process, json.loads(line)
+        ready = json.loads(line)
+        yield Service(ready.get("url", ""), ready.get("key") or key, ready.get("sign_in", ""), process.pid)
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import (
-    Server,
     add_database_option,
     create_keys,
     libpq_url,
@@ -35,6 +34,7 @@ from evalstop_lab.benchmarks.processes import (
     temporary_database,
 )
 from evalstop_lab.report import new_table
+from evalstop_lab.service_process import Service
 
 BARE = "/login"
 LIMIT_MS = 100.0
@@ -124,10 +124,10 @@ def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
         return _count_rows(connection, "runs"), _count_rows(connection, "decisions")
 
 
-def measure_pages(service: Server, times: int) -> list[Timed]:
+def measure_pages(service: Service, times: int) -> list[Timed]:
     """Request each page `times` times, all of them in turns."""
     with httpx.Client(base_url=service.url, follow_redirects=True, timeout=60) as browser:
-        paths = [BARE, *_list_paths(browser, service.key or "")]
+        paths = [BARE, *_list_paths(browser, service.key)]
         times_ms: dict[str, list[float]] = {path: [] for path in paths}
         sizes: dict[str, int] = {}
         for turn in range(times + WARM_UP_TURNS):

@@ -6,60 +6,35 @@ import argparse
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import psutil
 import psycopg
 import sqlalchemy as sa
 
 from evalstop_lab.errors import LabError, ServiceUnavailable
-from evalstop_lab.service_process import run_announced
+from evalstop_lab.service_process import Service, run_server
 
 
 class JobFailed(LabError):
     """A measurement failed."""
 
 
-@dataclass(frozen=True)
-class Server:
-    """A running server: its address, its process id, and the key that it requires."""
-
-    address: tuple[str, int]
-    pid: int
-    key: str | None = None
-
-    @property
-    def url(self) -> str:
-        return "http://{}:{}".format(*self.address)
-
-    def connect(self) -> httpx.Client:
-        """An HTTP client that sends the key."""
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
-
-
 @contextmanager
 def run_service(
-    folder: Path,
-    key: str,
-    environment: Mapping[str, str],
-    port: int = 0,
-    program: Sequence[str] = (sys.executable,),
-) -> Iterator[Server]:
+    folder: Path, key: str, environment: Mapping[str, str], program: Sequence[str] = (sys.executable,)
+) -> Iterator[Service]:
     """Run `evalstop serve` on a migrated database within the block, by this Python; its log is in the folder."""
-    command = [*program, "-m", "evalstop_service.cli", "serve", "--json", "--port", str(port)]
-    with run_server(command, folder / "serve.log", environment) as server:
-        yield Server(server.address, server.pid, key)
+    command = [*program, "-m", "evalstop_service.cli", "serve", "--json", "--port", "0"]
+    with run_server(command, folder / "serve.log", environment, key) as service:
+        yield service
 
 
 PROJECT = ("migrate", "admin key create --name bench --scopes admin")
@@ -87,22 +62,6 @@ def create_keys(
         raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")
     documents = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     return [document["key"] for document in documents if "key" in document]
-
-
-@contextmanager
-def run_server(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
-    """Run a server that prints one line of JSON with its URL when it is ready."""
-    with run_announced(command, log, environment) as (process, ready):
-        url = httpx.URL(ready["url"])
-        assert url.port is not None
-        yield Server((url.host, url.port), process.pid)
-
-
-def find_free_port() -> int:
-    """Find a port on which no process listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def measure_cpu_seconds(pid: int) -> float:

@@ -6,6 +6,7 @@ import argparse
 import io
 import math
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -26,17 +27,14 @@ import psycopg
 from evalstop_lab.benchmarks.load import Load, run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
-    Server,
     create_keys,
-    find_free_port,
     libpq_url,
     measure_cpu_seconds,
-    run_server,
     run_service,
     temporary_database,
 )
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.service_process import START_SECONDS, run_logged, wait_until
+from evalstop_lab.service_process import START_SECONDS, Service, run_logged, run_server, wait_until
 
 EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
 DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
@@ -78,8 +76,8 @@ class Contender:
     """
 
     name: str
-    servers: tuple[Server, ...]
-    opener: Server
+    servers: tuple[Service, ...]
+    opener: Service
     url: str
     database_pid: int | None = None
     shapes: tuple[Shape, ...] = SHAPES
@@ -90,9 +88,9 @@ class Contender:
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
             runs = list(pool.map(lambda _: open_run(api), range(RUNS_A_CLIENT * shape.clients)))
         addresses = [self.proxy] if self.proxy else [server.address for server in self.servers]
-        key, before = self.opener.key or "", self._read_cpu()
+        before = self._read_cpu()
         try:
-            load = run_load(addresses, runs, key, clients=shape.clients, batch=shape.batch, seconds=seconds)
+            load = run_load(addresses, runs, self.opener.key, clients=shape.clients, batch=shape.batch, seconds=seconds)
         except JobFailed as error:
             raise JobFailed(f"{self.name} at {shape}: {error.detail}") from error
         server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
@@ -111,7 +109,7 @@ class Contender:
 
 def open_run(api: httpx.Client) -> str:
     """Open a run under the policy `default`; returns its id."""
-    response = api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"})
+    response = api.post("/runs", json={"name": str(uuid4()), "policy": "default"})
     if not response.is_success:
         raise JobFailed(f"{response.request.url} answered {response.status_code}: {response.text[:300]}")
     return str(response.json()["id"])
@@ -211,10 +209,11 @@ http {{
 
 
 @contextmanager
-def run_nginx(folder: Path, replicas: Sequence[Server], hashed: bool) -> Iterator[tuple[str, int]]:
+def run_nginx(folder: Path, replicas: Sequence[Service], hashed: bool) -> Iterator[tuple[str, int]]:
     """Run nginx in front of the replicas, by hash of the run's id or round robin; yields its address."""
     folder.mkdir(parents=True)
-    port = find_free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     servers = " ".join("server {}:{};".format(*item.address) for item in replicas)
     balance = "hash $run_key consistent;" if hashed else ""
     (folder / "nginx.conf").write_text(NGINX.format(balance=balance, servers=servers, port=port))

@@ -35,7 +35,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import create_keys
 from evalstop_lab.errors import LabError
 from evalstop_lab.report import new_table
-from evalstop_lab.service_process import SETTINGS, run_announced
+from evalstop_lab.service_process import SETTINGS, Service, run_server
 
 SERVICE = [sys.executable, "-m", "evalstop_service.cli"]
 LATE_CLOCK = """
@@ -62,36 +62,26 @@ FAULTS = {
 COLUMNS = ("cycles", "refused", "heard", "handed over", "error", "still vetoed", "arrived")
 
 
-@dataclass
-class Receiver:
-    """A receiver on this machine that accepts everything: which runs' stops arrived."""
+@contextmanager
+def receive_stops(stopped: set[str]) -> Iterator[str]:
+    """A receiver on this machine, at the URL, that accepts everything: adds the runs whose stops arrive."""
 
-    stopped: set[str] = field(default_factory=set)
-    url: str = ""
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            stopped.add(event["data"]["run"]["id"])
+            self.send_response(200)
+            self.end_headers()
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen within the block."""
-        receiver = self
+        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name there
+            """Log nothing."""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                receiver.stopped.add(event["data"]["run"]["id"])
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name there
-                """Log nothing."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{server.server_address[1]}/"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
         finally:
             server.shutdown()
-            server.server_close()
 
 
 class Postgres:
@@ -127,37 +117,31 @@ class Postgres:
         subprocess.run(command, check=True, capture_output=True, cwd=self._folder)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Installation:
-    """One installation with one project, whose windows are `window_seconds` long."""
+    """One installation with one project; `stopped`: the runs whose stops its receiver got.
 
-    folder: Path
-    window_seconds: float
-    receiver: Receiver
-    url: str = ""
-    key: str = ""
-    serve: subprocess.Popen[str] | None = None
-    deliver: subprocess.Popen[str] | None = None
+    `deliver`: the process that sends them. `postgres`: its server, `filler`: a file on its small disk, if it has one.
+    """
+
+    service: Service
+    deliver: int
     postgres: Postgres | None = None
     filler: Path | None = None
+    stopped: set[str] = field(default_factory=set)
 
-    def connect(self, seconds: float = 60.0) -> httpx.Client:
-        """A client that gives up after so many seconds."""
-        headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=seconds, trust_env=False)
-
-    def set_up(self) -> None:
-        """Allow stops, and send them to the receiver."""
-        settings = {"max_mode": "enforce", "veto_window_seconds": self.window_seconds}
+    def set_up(self, receiver: str, window_seconds: float) -> None:
+        """Allow stops after windows of this length, and send them to the receiver."""
+        settings = {"max_mode": "enforce", "veto_window_seconds": window_seconds}
         limits = {"stops_per_hour": None, "stops_share": None, "held_out_share": 0}
-        with self.connect() as api:
+        with self.service.connect() as api:
             api.patch("/project", json=settings | limits).raise_for_status()
-            endpoint = {"url": self.receiver.url, "event_types": ["run.stop_requested"]}
+            endpoint = {"url": receiver, "event_types": ["run.stop_requested"]}
             api.post("/endpoints", json=endpoint).raise_for_status()
 
     def open_pending(self, name: str) -> tuple[str, str]:
         """A run whose stop is pending, and the decision."""
-        with self.connect() as api:
+        with self.service.connect() as api:
             opened = api.post("/runs", json={"name": name, "mode": "enforce", "policy": "paper"}).raise_for_status()
             run_id = opened.json()["id"]
             points = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate(DECLINE)]
@@ -170,7 +154,7 @@ class Installation:
 
     def veto(self, decision_id: str, seconds: float) -> int | None:
         """The status of the answer to a veto; None: no answer within so many seconds."""
-        with suppress(httpx.TransportError), self.connect(seconds) as api:
+        with suppress(httpx.TransportError), self.service.connect(seconds) as api:
             return api.post(f"/decisions/{decision_id}/veto", json={"reason": "it only dips"}).status_code
         return None
 
@@ -180,54 +164,37 @@ def running_installation(database: str, fault: str, window_seconds: float) -> It
     """An installation of its own for one kind of fault."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-veto-")))
-        receiver = Receiver()
-        stack.enter_context(receiver.listening())
-        installation = Installation(folder, window_seconds, receiver)
         start = _start_postgres if database == "PostgreSQL" else _start_sqlite
-        stack.enter_context(start(installation, fault))
-        installation.set_up()
+        installation = start(stack, folder, fault)
+        installation.set_up(stack.enter_context(receive_stops(installation.stopped)), window_seconds)
         yield installation
 
 
-@contextmanager
-def _start_postgres(installation: Installation, fault: str) -> Iterator[None]:
-    data = installation.folder / "postgres"
+def _start_postgres(stack: ExitStack, folder: Path, fault: str) -> Installation:
+    data = folder / "postgres"
     data.mkdir()
-    installation.folder.chmod(0o755)  # PostgreSQL has another owner
-    postgres = installation.postgres = Postgres(data)
+    folder.chmod(0o755)  # PostgreSQL has another owner
+    postgres = Postgres(data)
     postgres.start()
+    stack.callback(postgres.stop)
     environment = {**SETTINGS, "EVALSTOP_DATABASE_URL": postgres.url, "EVALSTOP_DATABASE_CONNECTIONS": "4"}
     minutes = {"late clock": "-15", "early clock": "15"}.get(fault)
-    deliver = [*SERVICE, "deliver", "--json"]
-    if minutes is not None:
-        deliver = [sys.executable, "-c", LATE_CLOCK, minutes, "deliver", "--json"]
-    try:
-        (installation.key,) = create_keys(environment)
-        with (
-            run_announced(
-                [*SERVICE, "serve", "--json", "--port", "0"], installation.folder / "serve.log", environment
-            ) as (serve, ready),
-            run_announced(deliver, installation.folder / "deliver.log", environment) as (worker, _),
-        ):
-            installation.url, installation.serve, installation.deliver = ready["url"], serve, worker
-            yield
-    finally:
-        with suppress(subprocess.CalledProcessError):
-            postgres.stop()
+    program = SERVICE if minutes is None else [sys.executable, "-c", LATE_CLOCK, minutes]
+    (key,) = create_keys(environment)
+    serve = run_server([*SERVICE, "serve", "--json", "--port", "0"], folder / "serve.log", environment, key)
+    deliver = run_server([*program, "deliver", "--json"], folder / "deliver.log", environment)
+    return Installation(stack.enter_context(serve), stack.enter_context(deliver).pid, postgres)
 
 
-@contextmanager
-def _start_sqlite(installation: Installation, fault: str) -> Iterator[None]:
-    data = installation.folder / "data"
+def _start_sqlite(stack: ExitStack, folder: Path, fault: str) -> Installation:
+    data = folder / "data"
     data.mkdir()
     command = [*SERVICE, "up", "--json", "--port", "0", "--data-folder", str(data)]
     if fault == "full disk":
         script = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", script, str(data), *command]
-    with run_announced(command, installation.folder / "up.log", SETTINGS) as (up, ready):
-        installation.url, installation.key, installation.serve = ready["url"], ready["key"], up
-        installation.filler = Path(f"/proc/{up.pid}/root{data}/filler")
-        yield
+    up = stack.enter_context(run_server(command, folder / "up.log", SETTINGS))
+    return Installation(up, up.pid, filler=Path(f"/proc/{up.pid}/root{data}/filler"))
 
 
 @contextmanager
@@ -239,7 +206,7 @@ def _fault(installation: Installation, fault: str) -> Iterator[None]:
             installation.postgres.stop()
             yield
             # The worker comes back first: `serve` may write its extension only after it.
-            with _stopped(installation.serve):
+            with _stopped(installation.service.pid):
                 installation.postgres.start()
                 time.sleep(RECONNECT_SECONDS)
         case "full disk":
@@ -248,18 +215,17 @@ def _fault(installation: Installation, fault: str) -> Iterator[None]:
             yield
             installation.filler.unlink()
         case _:
-            with _stopped(installation.deliver if fault == "deliver stopped" else installation.serve):
+            with _stopped(installation.deliver if fault == "deliver stopped" else installation.service.pid):
                 yield
 
 
 @contextmanager
-def _stopped(process: subprocess.Popen[str] | None) -> Iterator[None]:
-    assert process is not None
-    process.send_signal(signal.SIGSTOP)
+def _stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
     try:
         yield
     finally:
-        process.send_signal(signal.SIGCONT)
+        os.kill(process, signal.SIGCONT)
 
 
 def _fill_disk(file: Path) -> None:
@@ -270,9 +236,10 @@ def _fill_disk(file: Path) -> None:
                     filler.write(b"x" * size)
 
 
-def run_cycle(installation: Installation, fault: str, number: int, runs: int, chance: random.Random) -> Counter[str]:
-    """One fault; returns what became of the vetoes: `heard`, `too late`, or `error`."""
-    window = installation.window_seconds
+def run_cycle(
+    installation: Installation, fault: str, number: int, runs: int, window: float, chance: random.Random
+) -> Counter[str]:
+    """One fault around windows of so many seconds; returns what became of the vetoes: see `COLUMNS`."""
     pending = [installation.open_pending(f"cycle-{number}-{index}") for index in range(runs)]
     opened_at = time.monotonic()
     time.sleep(0.3 * window)
@@ -296,7 +263,7 @@ def _repeat(installation: Installation, pending: Sequence[tuple[str, str]]) -> C
     """Send the vetoes again; a stop that arrived before is one that was handed over too early."""
     results: Counter[str] = Counter()
     for run_id, decision_id in pending:
-        arrived = run_id in installation.receiver.stopped
+        arrived = run_id in installation.stopped
         deadline = time.monotonic() + 30
         while (status := installation.veto(decision_id, 10.0)) is None or status == 503:
             if time.monotonic() > deadline:
@@ -311,14 +278,14 @@ def run_kind(database: str, fault: str, cycles: int, runs: int, window_seconds: 
     results: Counter[str] = Counter()
     with running_installation(database, fault, window_seconds) as installation:
         for number in range(cycles):
-            results += run_cycle(installation, fault, number, runs, random.Random(seed + number))
+            results += run_cycle(installation, fault, number, runs, window_seconds, random.Random(seed + number))
             results["cycles"] += 1
         heard = {f"cycle-{number}-{index}" for number in range(cycles) for index in range(runs)}
         time.sleep(2.0)
-        with installation.connect() as api:
+        with installation.service.connect() as api:
             listed = api.get("/decisions", params={"limit": 200, "state": "vetoed"}).raise_for_status().json()["items"]
         results["still vetoed"] = len({item["run_name"] for item in listed} & heard)
-        results["arrived"] = len(installation.receiver.stopped)
+        results["arrived"] = len(installation.stopped)
     return results
 
 

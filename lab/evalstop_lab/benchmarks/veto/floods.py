@@ -33,7 +33,7 @@ from evalstop_lab.benchmarks.load import find_wrk
 from evalstop_lab.benchmarks.processes import create_keys, describe_machine, format_machine
 from evalstop_lab.benchmarks.veto.routes import Flood, list_floods
 from evalstop_lab.report import new_table
-from evalstop_lab.service_process import SETTINGS, Service, end_process, run_announced
+from evalstop_lab.service_process import SETTINGS, Service, end_process, run_server
 
 TARGET = 2.0
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         start_place() as flooded,
         start_place() as other,
         flooded.service.connect() as admin,
-        Service(flooded.service.url, flooded.pausing_key, "").connect() as pausing,
+        Service(flooded.service.url, flooded.pausing_key).connect() as pausing,
     ):
         operators = Operators(admin, pausing)
         for flood in list_floods():
@@ -129,8 +129,8 @@ def start_place() -> Iterator[Place]:
         environment = {**SETTINGS, "EVALSTOP_DATA_FOLDER": name}
         vetoing, pausing, *flooding_keys = create_keys(environment, PROJECTS)
         command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
-        with run_announced(command, Path(name) / "up.log", environment) as (_, ready):
-            yield _prepare_place(Service(ready["url"], vetoing, ""), pausing, flooding_keys)
+        with run_server(command, Path(name) / "up.log", environment) as service:
+            yield _prepare_place(Service(service.url, vetoing), pausing, flooding_keys)
 
 
 @contextmanager
@@ -209,7 +209,7 @@ class Operators:
 
 def _prepare_place(service: Service, pausing_key: str, keys: list[str]) -> Place:
     """Give the flooding project a long run and one of the policy `default`, and sign its keys in."""
-    with Service(service.url, keys[0], "").connect() as admin:
+    with Service(service.url, keys[0]).connect() as admin:
         run = _post(admin, "/runs", {"name": "long"})["id"]
         _post(admin, "/runs", {"name": "paper", "policy": "default"})
         for first in range(0, LONG_RUN_EVALS, EVALS_A_POST):
