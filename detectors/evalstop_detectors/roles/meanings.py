@@ -26,7 +26,6 @@ class Meaning(Struct, frozen=True):
 
     Among candidates for one role the lowest `rank` is preferred, then the first meaning. `minimize` is
     None where the role decides: KL and loss are minimized, scores maximized. A `caution` is shown if one is chosen.
-    `beside`: the trainer also logs a metric of this pattern, with the same text for the first `*`.
     """
 
     pattern: str
@@ -35,7 +34,6 @@ class Meaning(Struct, frozen=True):
     rank: int = 0
     minimize: bool | None = None
     caution: str = ""
-    beside: str | None = None
     origin: RoleOrigin = RoleOrigin.RECOGNIZED
 
 
@@ -70,11 +68,10 @@ def eval_error(
     pattern: str,
     reason: str = OBJECTIVE,
     rank: int = 2,
-    beside: str | None = None,
     origin: RoleOrigin = RoleOrigin.RECOGNIZED,
 ) -> Meaning:
     """A candidate for the eval, minimized: a loss or an error."""
-    return Meaning(pattern, MetricRole.EVAL, reason, rank, True, beside=beside, origin=origin)
+    return Meaning(pattern, MetricRole.EVAL, reason, rank, True, origin=origin)
 
 
 def proxy(pattern: str, reason: str, rank: int = 0, origin: RoleOrigin = RoleOrigin.RECOGNIZED) -> Meaning:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -117,8 +116,9 @@ class RecognizedRoles(Struct, frozen=True):
     """The recognized roles of a run's metrics.
 
     `preset` is the recognized trainer, None when no trainer's marks were present. `roles` holds at most one
-    metric for each role, `origins` whether each was recognized or guessed. `reasons` explains each metric with a
-    role, and each that was denied one; metrics without any meaning are not included. `warnings` are for people.
+    metric for each role, but the evals of several sets if they are one metric: their mean is watched. `origins` has
+    whether each was recognized or guessed. `reasons` explains each metric with a role, and each that was denied one;
+    metrics without any meaning are not included. `warnings` are for people.
     """
 
     preset: str | None
@@ -127,31 +127,39 @@ class RecognizedRoles(Struct, frozen=True):
     reasons: dict[str, str]
     warnings: list[str]
 
-    @property
-    def guessed_eval(self) -> str | None:
-        """The metric whose role as the eval, or its direction, is a guess."""
-        names = (name for name, origin in self.origins.items() if origin is RoleOrigin.GUESSED)
-        return next((name for name in names if self.roles[name].role is MetricRole.EVAL), None)
+    def list_metrics(self, role: MetricRole) -> list[str]:
+        """The metrics of this role, by name."""
+        return sorted(name for name, item in self.roles.items() if item.role is role)
 
 
 class Candidate(Struct, frozen=True):
-    """A metric and its meaning. Among metrics of one role the lowest `order` is chosen."""
+    """A metric and its meaning. Among metrics of one role the lowest `order` is chosen.
+
+    `kind`: what its name shares with that of the same metric on another eval set; empty if it is not of one of several.
+    """
 
     metric: str
     meaning: Meaning
     place: int
+    kind: str = ""
 
     @property
-    def order(self) -> tuple[int, int, bool, str]:
-        return self.meaning.rank, self.place, self.meaning.pattern not in PREFERRED, self.metric
+    def order(self) -> tuple[bool, int, int, tuple[bool, bool], str]:
+        meaning = self.meaning
+        is_preferred = not PREFERRED.isdisjoint([meaning.pattern, *split_words(self.kind)])
+        preference = (not is_preferred, bool(self.kind))  # all data together before one set of them
+        return meaning.origin is _GUESSED, meaning.rank, self.place, preference, self.metric
 
 
 FIRST_EVALS = 5
-"""A guessed eval whose first values, this many, are all equal does not measure the run."""
+"""An eval whose first values, this many, are all equal does not measure the run."""
 
 DECLARED = "the trainer chooses its best checkpoint by it"
 
-CONSTANT = f"no role: guessed, and the same in its first {FIRST_EVALS} evals"
+MOST_EVALS = 32
+"""Maximum number of evals of a run: computing a score needs all of them in memory. Of more sets the first count."""
+
+CONSTANT = f"no role: the same in its first {FIRST_EVALS} evals"
 
 
 def is_constant(values: Sequence[float]) -> bool:
@@ -162,15 +170,17 @@ def is_constant(values: Sequence[float]) -> bool:
 def recognize_by_values(
     metrics: Iterable[str], tags: Mapping[str, str], load_values: Callable[[str], Sequence[float]]
 ) -> RecognizedRoles:
-    """`recognize_roles`, but a guessed eval that does not change in its first evals gives way to another candidate: an
-    exact match of 0 must not hide the loss. `load_values`: the values of a metric by step, at least the first ones."""
+    """`recognize_roles`, but an eval that nobody declared and that does not change in its first evals gives way to
+    another candidate: an exact match of 0 must not hide the loss. `load_values`: the values of a metric by step, at
+    least the first ones."""
     names, constant = set(metrics), set[str]()
     while True:
         found = recognize_roles(names, tags, constant)
-        guess = found.guessed_eval
-        if guess is None or guess in constant or not is_constant(load_values(guess)):
+        evals = found.list_metrics(MetricRole.EVAL)
+        others = recognize_roles(names, tags, constant.union(evals)).list_metrics(MetricRole.EVAL)
+        if others == evals or not all(is_constant(load_values(name)) for name in evals):
             return found
-        constant.add(guess)
+        constant.update(evals)
 
 
 def recognize_roles(
@@ -178,7 +188,7 @@ def recognize_roles(
 ) -> RecognizedRoles:
     """Infer the roles of `metrics` from their names. The tag `evalstop.preset` names the trainer, `evalstop.eval` the
     eval by which it chooses its best checkpoint. Of the metrics named `constant` one has a role only if no other metric
-    is a candidate.
+    is a candidate. The same metric on several eval sets is several evals, unless another metric comes before it.
 
     >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
     >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
@@ -200,14 +210,21 @@ def recognize_roles(
     roles: dict[str, Role] = {}
     origins: dict[str, RoleOrigin] = {}
     for role, rivals in candidates.items():
-        best, *others = sorted(rivals, key=lambda candidate: (candidate.metric in constant, candidate.order))
-        roles[best.metric] = _role(role, best.meaning.minimize)
-        origins[best.metric] = best.meaning.origin
-        reasons[best.metric] = f"{role}: {best.meaning.reason}"
+        best, *others = sorted(rivals, key=lambda item: (item.metric in constant and item not in declared, item.order))
+        chosen = [best]
+        if best.kind and role is MetricRole.EVAL:
+            alike = [item for item in others if (item.kind, item.meaning) == (best.kind, best.meaning)]
+            chosen = [best, *alike][:MOST_EVALS]
+        of_several = f", on one of {len(chosen)} eval sets, whose mean is watched" if len(chosen) > 1 else ""
+        for item in chosen:
+            roles[item.metric] = _role(role, item.meaning.minimize)
+            origins[item.metric] = item.meaning.origin
+            reasons[item.metric] = f"{role}: {item.meaning.reason}{of_several}"
+        names_chosen = ", ".join(item.metric for item in chosen)
         if best.meaning.caution:
-            warnings.append(best.meaning.caution.format(metric=best.metric))
-        for other in others:
-            preferred = f"no role: {best.metric} is preferred as {role} ({other.meaning.reason})"
+            warnings.append(best.meaning.caution.format(metric=names_chosen))
+        for other in (other for other in others if other.metric not in roles):
+            preferred = f"no role: {names_chosen} is preferred as {role} ({other.meaning.reason})"
             reasons[other.metric] = CONSTANT if other.metric in constant else preferred
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
@@ -287,47 +304,70 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     3. By its words, which is a guess.
     """
     plain = _plain(name)
+    alone = _without_eval_set(plain, names)
+    kind = alone if alone != plain else ""
     meanings = [meaning for trainer in trainers for meaning in trainer.meanings]
     for rank, meaning in enumerate(meanings):
-        if fnmatchcase(plain, meaning.pattern) and (meaning.beside is None or _is_beside(meaning, plain, names)):
-            return Candidate(name, meaning, rank)
+        if fnmatchcase(alone, meaning.pattern):
+            return Candidate(name, meaning, rank, kind or _behind_star(meaning.pattern, alone))
     rank = _BEHIND_TRAINERS
-    if plain in KNOWN_NAMES:
-        return Candidate(name, KNOWN_NAMES[plain], rank)
+    if alone in KNOWN_NAMES:
+        return Candidate(name, KNOWN_NAMES[alone], rank, kind)
     for meaning in GUESSES:
-        if fnmatchcase(plain, meaning.pattern):
-            return Candidate(name, meaning, rank + 1)
-    prefix = next((prefix for prefix in _HELD_OUT if plain.startswith(prefix)), None)
+        if fnmatchcase(alone, meaning.pattern):
+            return Candidate(name, meaning, rank + 1, kind)
+    prefix = next((prefix for prefix in _HELD_OUT if alone.startswith(prefix)), None)
     if prefix is None:
         return None
-    quantity = plain.removeprefix(prefix)
+    quantity = alone.removeprefix(prefix)
     if quantity in KNOWN_HELD_OUT:
-        return Candidate(name, KNOWN_HELD_OUT[quantity], rank)
+        return Candidate(name, KNOWN_HELD_OUT[quantity], rank, kind)
     # Read in its original case: lower case would lose camel case.
-    return Candidate(name, guess_held_out(_with_at(name)[-len(quantity) :] if quantity else ""), rank + 1)
+    written = _DATA_LOADER.sub("", _with_at(name))[-len(quantity) :] if quantity else ""
+    return Candidate(name, guess_held_out(written), rank + 1, kind or _find_known_part(prefix, quantity))
+
+
+def _without_eval_set(plain: str, names: Collection[str]) -> str:
+    """The name without that of its eval set, as transformers names the sets of a dict, for each of which it logs a
+    runtime, and Lightning several data loaders.
+
+    >>> _without_eval_set("eval_g0_loss", {"eval_g0_runtime"}), _without_eval_set("val_loss/dataloader_idx_1", ())
+    ('eval_loss', 'val_loss')
+    """
+    ends = [at for at, letter in enumerate(plain) if letter == "_" and f"{plain[:at]}_runtime" in names]
+    if ends and plain.startswith("eval_") and ends[-1] >= len("eval_"):
+        return f"eval{plain[ends[-1] :]}"
+    return _DATA_LOADER.sub("", plain)
+
+
+_DATA_LOADER = re.compile(r"/dataloader_idx_\d+$")
+
+
+def _behind_star(pattern: str, plain: str) -> str:
+    """What follows the name of the data set, for which the first `*` of a trainer's pattern stands."""
+    before, star, after = pattern.partition("*")
+    return f"{before} {plain[plain.rfind(after.partition('*')[0]) :]}" if star else ""
+
+
+def _find_known_part(prefix: str, quantity: str) -> str:
+    """The known metric at the end of a guessed name, else at its beginning; the rest may be the name of an eval set.
+
+    >>> _find_known_part("eval_", "squad_exact_match"), _find_known_part("val/", "wer/german")
+    ('eval_exact_match', 'val/wer')
+    """
+    edges = [edge.span() for edge in re.finditer("[_/.-]", quantity)]
+    parts = (*(quantity[end:] for _, end in edges), *(quantity[:start] for start, _ in reversed(edges)))
+    return next((prefix + part for part in parts if part in KNOWN_HELD_OUT), "")
 
 
 def _doubt_loss(candidate: Candidate) -> Candidate:
     """A generically named loss beside a reward is only a guess: there, `val_loss` may be that of an update."""
     if candidate.meaning not in _ANYONES_LOSSES:
         return candidate
-    return Candidate(candidate.metric, replace(candidate.meaning, origin=RoleOrigin.GUESSED), candidate.place)
+    return replace(candidate, meaning=replace(candidate.meaning, origin=_GUESSED))
 
 
 _ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in meaning.pattern]
-
-
-def _is_beside(meaning: Meaning, plain: str, names: Collection[str]) -> bool:
-    """Whether the metric that the trainer logs beside this one exists."""
-    match = _starred(meaning.pattern).fullmatch(plain)
-    return match is not None and meaning.beside is not None and meaning.beside.replace("*", match[1], 1) in names
-
-
-@cache
-def _starred(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern, with its first `*` as a group."""
-    before, _, after = pattern.partition("*")
-    return re.compile(f"{re.escape(before)}(.*){re.escape(after)}")
 
 
 def _role(role: MetricRole, minimize: bool | None) -> Role:

@@ -253,7 +253,6 @@ SUPERVISED = (
         (
             no_role("train_loss", "logged once, at the end of the training"),
             eval_error("eval_loss"),
-            eval_error("eval_*_loss", OBJECTIVE + ", of one of several sets", beside="eval_*_runtime"),
             eval_score("eval_mean_token_accuracy", OBJECTIVE + ", token by token", rank=3),
         ),
     ),

@@ -157,7 +157,10 @@ def _load_policies(name: str, against: str | None) -> dict[str, Policy]:
 def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The columns, their roles, and the number of runs with each."""
     count = Counter(
-        (str(role), run.roles.columns[role], run.roles.sign(role) < 0) for run in runs for role in run.series
+        (str(role), name, run.roles.sign(role) < 0)
+        for run in runs
+        for role in run.series
+        for name in [run.roles.eval_name if role is MetricRole.EVAL else run.roles.columns[role]]
     )
     return [
         {"role": role, "metric": metric, "minimized": minimized, "runs": number}

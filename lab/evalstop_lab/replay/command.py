@@ -9,7 +9,7 @@ from functools import partial
 
 import joblib
 import msgspec
-from evalstop_detectors import Call, MetricRole, Policy
+from evalstop_detectors import Call, Policy
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -75,7 +75,7 @@ def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
 
 def describe_guesses(runs: Sequence[Run]) -> str:
     """What it means that these runs are judged on a guess."""
-    names = sorted({run.roles.columns[MetricRole.EVAL] for run in runs})
+    names = sorted({run.roles.eval_name for run in runs})
     metrics = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
     return (
         f"{len(runs):,} runs are judged on a guess ({metrics}): the service would stop them only after you confirm, as"

@@ -242,7 +242,7 @@ _EVAL = np.dtype([("step", ">i8"), ("value", ">f4")])
 
 def _pack_evals(run: Run) -> bytes:
     """Steps and evals in the precision of TensorBoard, so that the beginning of a run is that of the text."""
-    series = run.series.get(MetricRole.EVAL)
+    series = run.series.get(MetricRole.EVAL) or next((run.parts[column] for column in sorted(run.parts)), None)
     if series is None:
         return b""
     evals = np.zeros(len(series.steps), dtype=_EVAL)

@@ -52,7 +52,7 @@ def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErr
     params = {name: _read_text(folder / "params" / name) for name in LENGTH_NAMES}
     run.total_steps = find_total_steps(params) or find_total_steps(read_tags(folder)) or run.total_steps
     metrics = list_metrics(folder, errors)
-    for column in roles.columns.values():
+    for _, column in roles.cells:
         if column in metrics:
             _read_metric(folder, column, f"{column}_stderr" in metrics, run, errors)
 

@@ -67,7 +67,7 @@ def explain_roles(sources: Sequence[str], requested: RequestedRoles, errors: Rea
 def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRoles) -> dict[str, Any]:
     roles, recognised = choose_roles(log, metrics, requested)
     chosen = {}
-    for role, metric in roles.columns.items():
+    for role, metric in roles.cells:
         if metric not in metrics or role is MetricRole.LEARNING_RATE:  # it has no role in the service
             continue
         reason = REQUESTED if role in requested.named else DECLARED if log.roles is not None else None

@@ -8,11 +8,23 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import ROLES, Column, Columns, MetricRole, Observation, Score, Scores
+from evalstop_detectors import (
+    ROLES,
+    Column,
+    Columns,
+    EvalValue,
+    MetricRole,
+    Observation,
+    Score,
+    Scores,
+    combine_values,
+    start_combining,
+)
 
 from evalstop_lab.errors import UnreadableInput
 
@@ -26,12 +38,24 @@ class Roles:
 
     The standard error of a column is in the column with the suffix `_stderr`. A role without a column was not
     recognized in the log. `guessed`: the roles whose column, or its direction, is a guess: they stop no run.
+    `combined`: the columns of several evals, in the place of that of the eval, which is then their mean.
     """
 
     columns: Mapping[MetricRole, str] = field(default_factory=lambda: {role: role.value for role in MetricRole})
     minimized: frozenset[str] = frozenset({"loss"})
     step: str = "step"
     guessed: frozenset[MetricRole] = frozenset()
+    combined: tuple[str, ...] = ()
+
+    @property
+    def eval_name(self) -> str:
+        """The name of what is watched as the eval, for people."""
+        return f"the mean of {', '.join(self.combined)}" if self.combined else self.columns[MetricRole.EVAL]
+
+    @cached_property
+    def cells(self) -> list[tuple[MetricRole, str]]:
+        """The columns that are read, with their roles."""
+        return [*self.columns.items(), *((MetricRole.EVAL, column) for column in self.combined)]
 
     def with_more(self, more_roles: Roles) -> Roles:
         """These roles, completed by those of `more_roles`."""
@@ -40,6 +64,7 @@ class Roles:
             columns={**more_roles.columns, **self.columns},
             minimized=frozenset(self.minimized | more_roles.minimized),
             guessed=self.guessed | (more_roles.guessed - self.columns.keys()),
+            combined=self.combined if MetricRole.EVAL in self.columns else more_roles.combined,
         )
 
     def sign(self, role: MetricRole) -> float:
@@ -91,7 +116,7 @@ class Run:
     `seconds`: its duration, from the first recorded time to the last. `eval_versions`: the eval version at a step, if
     known. `eval_changes`: the steps where the eval changed. `stopped_early`: how it is known that the
     trainer's own early stopping ended it, if it did. `doubts_plan`: its planned end is only an upper bound and is not
-    shown to detectors.
+    shown to detectors. `parts`: each of several evals by its column, until the run is settled.
     """
 
     name: str
@@ -104,6 +129,7 @@ class Run:
     eval_changes: list[int] = field(default_factory=list)
     stopped_early: str = ""
     doubts_plan: bool = False
+    parts: dict[str, Series] = field(default_factory=dict)
 
     @property
     def gpu_hours(self) -> float | None:
@@ -125,6 +151,28 @@ class Run:
         if series is None:
             series = self.series[role] = Series()
         series.add(step, value, stderr)
+
+    def settle(self) -> int:
+        """Settle each series, and watch several evals by their mean, as the service does; one alone is the eval.
+        Returns the number of values that were replaced by different ones."""
+        replaced = sum(series.settle() for series in (*self.series.values(), *self.parts.values()))
+        parts, self.parts = dict(sorted(self.parts.items())), {}
+        if parts:
+            self.roles = replace(self.roles, combined=tuple(parts))
+        if len(parts) == 1:
+            ((column, self.series[MetricRole.EVAL]),) = parts.items()
+            self.roles = replace(self.roles, columns={**self.roles.columns, MetricRole.EVAL: column}, combined=())
+        elif parts:
+            changes = self._list_changes()
+            values = sorted(
+                EvalValue(step, place, sign * value, None if math.isnan(err) else err, bisect_right(changes, step))
+                for place, (column, item) in enumerate(parts.items())
+                for sign in (-1 if column in self.roles.minimized else 1,)
+                for step, value, err in zip(item.steps, item.values, item.stderrs, strict=True)
+            )
+            for score in combine_values((1.0,) * len(parts), start_combining(len(parts)), values)[1]:
+                self.add(MetricRole.EVAL, score.step, score.value, score.stderr)
+        return replaced
 
     def observations(self) -> list[Observation]:
         """The observations of the settled run for detectors, in order, with higher values being better."""
@@ -217,7 +265,7 @@ class Runs:
 
     def settle(self) -> int:
         """Settle every run; returns the number of values that were replaced by different ones."""
-        return sum(series.settle() for run in self.by_name.values() for series in run.series.values())
+        return sum(run.settle() for run in self.by_name.values())
 
 
 NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
@@ -248,12 +296,17 @@ NO_METRICS = frozenset({"run", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECON
 def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
     """Add the values of one row to the run; `number` parses a cell. Returns the number of added values."""
     added = 0
-    for role, column in run.roles.columns.items():
+    combined = run.roles.combined
+    for role, column in run.roles.cells:
         cell = row.get(column)
         if cell is None or (value := number(cell, column)) is None:
             continue
         stderr = row.get(f"{column}_stderr")
-        run.add(role, step, value, None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role))
+        error = None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role)
+        if combined and column in combined:
+            run.parts.setdefault(column, Series()).add(step, value, error)
+        else:
+            run.add(role, step, value, error)
         added += 1
         if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
             run.eval_versions[step] = str(version)

@@ -124,7 +124,7 @@ class MlflowRun:
         gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
         run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
         set_cost(run, self.info.get("start_time"), self.info.get("end_time"), gpus)
-        for column in roles.columns.values():
+        for _, column in roles.cells:
             if column not in self.metrics:
                 continue
             stderr_column = f"{column}_stderr"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import Any
 from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
 from evalstop_detectors.roles.recognition import FIRST_EVALS, RecognizedRoles, is_constant, recognize_by_values
 from evalstop_detectors.roles.words import LEARNING_RATES
+from evalstop_service.domain.run import COMBINED_METRIC
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -152,6 +154,8 @@ def read_settled_runs(
         run.total_steps = run.total_steps or args.total_steps
         if getattr(args, "confirm", False):
             run.roles = replace(run.roles, guessed=frozenset())
+    for name, count in Counter(run.roles.eval_name for run in runs.by_name.values() if run.roles.combined).items():
+        sys.stderr.write(f"evalstop-lab: {count:,} runs are judged by {name}; --eval COLUMN names one\n")
     return list(runs.by_name.values())
 
 
@@ -207,10 +211,11 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
 
     recognised = recognize_by_values(names, log.tags(), load_evals)
     columns: dict[MetricRole, str] = {}
-    minimized, guessed = set(requested.minimized), set[MetricRole]()
+    minimized, guessed, combined = set(requested.minimized), set[MetricRole](), tuple[str, ...]()
     for role in MetricRole:
         declared = roles.columns.get(role) if roles is not None else None
-        recognised_name = next((name for name, item in recognised.roles.items() if item.role is role), None)
+        found = recognised.list_metrics(role)
+        recognised_name = COMBINED_METRIC if len(found) > 1 else next(iter(found), None)
         if role is MetricRole.LEARNING_RATE:
             recognised_name = next((name for name in LEARNING_RATES if name in names), None)
         literal = role.value if role.value in names else None
@@ -219,18 +224,21 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
         if chosen is None or chosen in other_columns:
             continue
         columns[role] = chosen
-        by_name = chosen == recognised_name and chosen in recognised.roles and role not in requested.named
-        direction = recognised.roles[chosen].direction if by_name else choose_direction(role, chosen)
-        if by_name and chosen != declared and recognised.origins[chosen] is RoleOrigin.GUESSED:
+        if chosen == declared:
+            continue
+        by_name = chosen == recognised_name and role not in requested.named and bool(found)
+        combined = tuple(found) if by_name and chosen == COMBINED_METRIC else combined
+        direction = recognised.roles[found[0]].direction if by_name else choose_direction(role, chosen)
+        if by_name and recognised.origins[found[0]] is RoleOrigin.GUESSED:
             guessed.add(role)
-        if chosen != declared and direction == "minimize":
-            minimized.add(chosen)
+        if direction == "minimize":
+            minimized.update(combined if chosen == COMBINED_METRIC else (chosen,))
     if MetricRole.LOSS in columns:
         minimized.add(columns[MetricRole.LOSS])
     if roles is not None:
         minimized |= roles.minimized
         guessed |= roles.guessed - requested.named.keys()
-    return Roles(columns, frozenset(minimized), step, frozenset(guessed)), recognised
+    return Roles(columns, frozenset(minimized), step, frozenset(guessed), combined), recognised
 
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
@@ -298,7 +306,7 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     metrics = log.metrics(first)
     roles, _ = choose_roles(log, metrics, requested)
     # The learning rate says nothing of a run without another metric.
-    fits = bool(metrics & {column for role, column in roles.columns.items() if role is not MetricRole.LEARNING_RATE})
+    fits = bool(metrics & {column for role, column in roles.cells if role is not MetricRole.LEARNING_RATE})
     if fits:
         log.read(runs, roles, errors)
     else:

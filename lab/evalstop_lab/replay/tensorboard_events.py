@@ -26,7 +26,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     Values written by a trainer that restarted from an earlier step supersede those after that step.
     """
     run = runs.run(name, roles)
-    tags = {tag for column in roles.columns.values() for tag in (column, f"{column}_stderr")}
+    tags = {tag for _, column in roles.cells for tag in (column, f"{column}_stderr")}
     rows: dict[int, dict[str, float]] = {}
     moments: list[float] = []
     for scalar in _load_scalars(path):

@@ -3,7 +3,7 @@
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
 
-Recognition depends on the set of names, not on their order, and on whether a guessed eval changes in its first evals.
+Recognition depends on the set of names, not on their order, and on whether an eval changes in its first evals.
 Its result is stored with the run. No run is stopped on a guess (`origins`) until a person gives the role: a correction
 that repeats the guess confirms it.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from evalstop_detectors import MetricRole, Role, RoleOrigin
-from evalstop_detectors.roles.recognition import CONSTANT, NO_EVAL, recognize_by_values, warn_of_direction
+from evalstop_detectors.roles.recognition import NO_EVAL, recognize_by_values, warn_of_direction
 
 from evalstop_service.domain.run import MetricFields, Recognition
 from evalstop_service.domain.run import RoleOrigin as RecordedOrigin
-from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
+from evalstop_service.runs.watched_metrics import DEFAULT_METRICS, list_evals
 from evalstop_service.store.runs import Run
 
 Roles = dict[str, MetricFields]
@@ -49,12 +49,9 @@ def is_corrected(run: Run) -> bool:
 
 
 def depends_on_values(run: Run) -> bool:
-    """Whether the first values of an eval may change the roles of the run: while it is, or was, guessed."""
-    recognition = run.recognition
-    return recognition is not None and (
-        any(run.metrics[metric]["role"] == MetricRole.EVAL for metric in recognition.guessed)
-        or CONSTANT in recognition.reasons.values()
-    )
+    """Whether the first values of an eval may change the roles of the run: unless its trainer declared it."""
+    origins = run.recognition.origins if run.recognition is not None else {}
+    return any(origins.get(metric) != "declared" for metric in list_evals(run.metrics))
 
 
 def assign_roles(
@@ -64,7 +61,10 @@ def assign_roles(
     recognized = recognize_by_values(names, labels, load_values)
     roles, reasons = recognized.roles, recognized.reasons
     origins: dict[str, RecordedOrigin] = {metric: recognized.origins[metric].value for metric in sorted(roles)}
-    guessed = [(metric, roles[metric]) for metric, origin in origins.items() if origin == "guessed"]
+    guessed = dict[Role, list[str]]()
+    for metric, origin in origins.items():
+        if origin == "guessed":
+            guessed.setdefault(roles[metric], []).append(metric)
     source = f"preset {recognized.preset}" if recognized.preset else "names"
     shown = sorted(reasons, key=lambda metric: (metric not in roles, metric))[:MOST_REASONS]
     return RoleAssignment(
@@ -75,15 +75,16 @@ def assign_roles(
             sources={metric: "trainer" if origin == "declared" else source for metric, origin in origins.items()},
             origins=origins,
             reasons={metric: reasons[metric] for metric in shown},
-            warnings=[*map(_ask_for_confirmation, guessed), *recognized.warnings],
+            warnings=[*map(_ask_for_confirmation, guessed.items()), *recognized.warnings],
         ),
     )
 
 
-def _ask_for_confirmation(guess: tuple[str, Role]) -> str:
-    metric, role = guess
+def _ask_for_confirmation(guess: tuple[Role, list[str]]) -> str:
+    role, metrics = guess
     better = "lower" if role.direction == "minimize" else "higher"
-    return f"{metric}: role {role.role} and direction ({better} is better) guessed: confirm to let it stop the run."
+    names = ", ".join(metrics)
+    return f"{names}: role {role.role} and direction ({better} is better) guessed: confirm to let it stop the run."
 
 
 def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:

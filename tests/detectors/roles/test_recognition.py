@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_detectors import MetricRole, RoleOrigin, choose_direction, recognize_roles
-from evalstop_detectors.roles.recognition import NO_EVAL
+from evalstop_detectors.roles.recognition import NO_EVAL, recognize_by_values
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -272,10 +272,12 @@ def test_unknown_names_change_nothing(names: list[str], unknown: list[str]) -> N
 
 @given(some_names)
 def test_role_has_at_most_one_metric(names: list[str]) -> None:
-    """No two metrics have the same role, and each metric with a role has a reason."""
+    """No two metrics have the same role but evals in one direction; each metric with a role has a reason."""
     recognition = recognize_roles(names)
-    roles = [role.role for role in recognition.roles.values()]
+    evals = [role for role in recognition.roles.values() if role.role is MetricRole.EVAL]
+    roles = [role.role for role in recognition.roles.values() if role not in evals[1:]]
     assert len(roles) == len(set(roles))
+    assert len(set(evals)) <= 1
     assert recognition.roles.keys() <= recognition.reasons.keys() <= set(names)
 
 
@@ -295,10 +297,67 @@ def test_prefixes_of_loggers_do_not_matter(log: str) -> None:
     assert {written[name]: role for name, role in plain.roles.items()} == recognition.roles
 
 
+RUNTIMES = "eval_a_runtime eval_b_runtime"
+PAIR = "eval_a_loss eval_b_loss"
+LOADERS = "val_loss/dataloader_idx_0 val_loss/dataloader_idx_1"
+VERL_SETS = "val-core/math/acc/mean@4 val-core/openai/gsm8k/acc/mean@4"
+
+
+@pytest.mark.parametrize(
+    ("names", "evals", "origin"),
+    [
+        (f"{PAIR} {RUNTIMES} reward", PAIR, "recognized"),
+        (f"eval/a_loss eval/b_loss {RUNTIMES.replace('eval_', 'eval/')}", "eval/a_loss eval/b_loss", "recognized"),
+        (f"eval_a_f1 eval_b_f1 eval_a_accuracy {PAIR} {RUNTIMES}", "eval_a_f1 eval_b_f1", "recognized"),
+        (f"eval_a_b_loss eval_a_loss {RUNTIMES} eval_a_b_runtime", "eval_a_b_loss eval_a_loss", "recognized"),
+        (f"eval_a_exactMatch eval_b_exactMatch {RUNTIMES}", "eval_a_exactMatch eval_b_exactMatch", "guessed"),
+        (LOADERS, LOADERS, "recognized"),
+        (VERL_SETS, VERL_SETS, "recognized"),
+        (PAIR, PAIR, "guessed"),
+        ("val/wer/de val/wer/en val/cer/de", "val/wer/de val/wer/en", "guessed"),
+        (f"{PAIR} eval_loss {RUNTIMES}", "eval_loss", "recognized"),
+        (f"{PAIR} {RUNTIMES} eval_accuracy", "eval_accuracy", "recognized"),
+        ("eval_squad_f1 eval_triviaqa_f1 eval_loss", "eval_loss", "recognized"),
+        ("eval_macro_f1 eval_micro_f1", "eval_macro_f1", "recognized"),
+        ("eval_a_loss eval_b_accuracy eval_a_runtime eval_b_runtime", "eval_b_accuracy", "recognized"),
+    ],
+)
+def test_one_metric_on_several_eval_sets_is_several_evals(names: str, evals: str, origin: str) -> None:
+    """Sets that a trainer names are recognized, others guessed; none hides a metric that is better known or of all."""
+    found = recognize_roles(names.split())
+    assert found.list_metrics(MetricRole.EVAL) == evals.split()
+    assert {found.origins[name] for name in evals.split()} == {origin}
+    assert ("whose mean is watched" in found.reasons[evals.split()[0]]) is (" " in evals)
+
+
+def test_eval_set_that_the_trainer_names_is_watched_alone() -> None:
+    """One of several sets by which the best checkpoint is chosen is declared, and the others are not watched."""
+    found = recognize_roles([*PAIR.split(), *RUNTIMES.split()], {"metric_for_best_model": "eval_b_loss"})
+    assert (found.list_metrics(MetricRole.EVAL), found.origins["eval_b_loss"]) == (["eval_b_loss"], "declared")
+
+
+def test_eval_that_does_not_change_is_no_candidate() -> None:
+    """An eval that is the same at first, on all its sets, gives way to another, unless it is declared."""
+    zeros, loss = [0.0] * 5, [3.0, 2.0, 1.0, 1.5, 2.0]
+    for constant in (["eval_exact_match"], ["eval_a_f1", "eval_b_f1"]):
+        names = [*constant, "eval_loss", "eval_a_runtime", "eval_b_runtime"]
+        values = dict.fromkeys(constant, zeros) | {"eval_loss": loss}
+        found = recognize_by_values(names, {}, values.__getitem__)
+        assert found.list_metrics(MetricRole.EVAL) == ["eval_loss"]
+        assert all("first 5 evals" in found.reasons[name] for name in constant)
+        alone = recognize_by_values(constant, {}, values.__getitem__)
+        assert alone.list_metrics(MetricRole.EVAL) == constant
+        declared = recognize_by_values(names, {"evalstop.eval": constant[0]}, values.__getitem__)
+        assert declared.list_metrics(MetricRole.EVAL) == constant[:1]
+    values = {"eval_a_f1": zeros, "eval_b_f1": loss, "eval_loss": loss}
+    one_changes = recognize_by_values([*values, "eval_a_runtime", "eval_b_runtime"], {}, values.__getitem__)
+    assert one_changes.list_metrics(MetricRole.EVAL) == ["eval_a_f1", "eval_b_f1"]
+
+
 def test_metric_of_the_best_checkpoint_is_declared() -> None:
     """The eval that the trainer names comes before recognized ones, in the direction of its name where it has one."""
     found = recognize_roles(["eval/wer", "eval/loss", "reward"], {"evalstop.eval": "eval_wer:maximize"})
-    assert (found.guessed_eval, found.origins["eval/wer"]) == (None, RoleOrigin.DECLARED)
+    assert (found.list_metrics(MetricRole.EVAL), found.origins["eval/wer"]) == (["eval/wer"], RoleOrigin.DECLARED)
     assert found.roles["eval/wer"].direction == MIN
     assert "worst checkpoint" in found.warnings[0]
     unknown = recognize_roles(["eval_mystery", "eval_loss"], {"evalstop.eval": "eval_mystery:minimize"})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from evalstop_lab.cli import main
+from evalstop_lab.replay import read_runs
 
 from tests.lab.replay.conftest import Replay, write_jsonl
 
@@ -52,19 +53,56 @@ def test_loss_named_as_the_eval_is_minimized(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["roles"]["test_loss"]["direction"] == "minimize"
 
 
-def test_constant_guess_gives_way(tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: Replay) -> None:
-    """A guessed eval that stays at 0 does not hide the loss: the run is stopped as with the loss alone."""
+@pytest.mark.parametrize(
+    ("name", "reason"), [("eval_exact_match", "first 5 evals"), ("eval_match_accuracy", "is preferred")]
+)
+def test_constant_eval_gives_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: Replay, name: str, reason: str
+) -> None:
+    """An eval that stays at 0 does not hide the loss: the run is stopped as with the loss alone."""
     losses = (3, 2, 1.5, 1.2, 1.3, 1.5, 1.7, 1.9, 2.1, 2.3, 2.5, 2.8)
     rows = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses)]
     alone = write_jsonl(tmp_path / "alone.jsonl", rows)
-    both = write_jsonl(tmp_path / "both.jsonl", [row | {"eval_match_accuracy": 0.0} for row in rows])
+    both = write_jsonl(tmp_path / "both.jsonl", [row | {name: 0.0} for row in rows])
     (expected,), (result,) = replay(alone), replay(both)
     assert result == expected | {"run": str(tmp_path / "both")}
     assert result["stop_step"] is not None
     assert main(["roles", str(both), "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["roles"].keys() == {"eval_loss"}
-    assert "first 5 evals" in explained["refused"]["eval_match_accuracy"]
+    assert reason in explained["refused"][name]
+
+
+FALLING = (0.2, 0.5, 0.7, 0.8, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2)
+
+
+def test_several_eval_sets_are_judged_by_their_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: Replay
+) -> None:
+    """Sets of other scales, that start late or miss a step, are combined unless one is named; a run that has but one
+    set is judged by that."""
+    rows = [
+        {"run": "both", "step": step, "eval_a_loss": 3 - value, "eval_a_runtime": 1.0, "eval_b_runtime": 1.0}
+        | ({"eval_b_loss": 30 - 10 * value} if step not in (0, 1, 6) else {})
+        for step, value in enumerate(FALLING)
+    ]
+    rows += [{"run": "one", "step": step, "eval_b_loss": 3 - value} for step, value in enumerate(FALLING)]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    runs = read_runs([file])
+    runs.settle()
+    both, one = runs.by_name.values()
+    assert (both.roles.combined, one.roles.combined) == (("eval_a_loss", "eval_b_loss"), ())
+    assert [score.value for score in one.scores()] == pytest.approx([value - 3 for value in FALLING])
+    assert max(both.scores(), key=lambda score: score.value).step == 3
+    assert not both.is_guessed
+    assert [result["verdict"] for result in replay(file)] == ["stop", "stop"]
+    assert main(["replay", str(file)]) == 0
+    assert "1 runs are judged by the mean of eval_a_loss, eval_b_loss" in capsys.readouterr().err
+    assert main(["roles", str(file), "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["roles"].keys() == {"eval_a_loss", "eval_b_loss"}
+    assert main(["replay", str(file), "--eval", "eval_a_loss"]) == 0
+    assert "the mean of" not in capsys.readouterr().err
 
 
 def test_run_is_not_stopped_on_a_guess(tmp_path: Path, replay: Replay) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from evalstop_lab.replay import read_runs
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.run import MetricFields, RawMaximum
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields, RawMaximum
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
 from evalstop_service.store import audit
-from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.observations import PostedObservation, load_series
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -80,17 +83,15 @@ LOSSES = (3, 2, 1.5, 1.2, 1.3, 1.5, 1.7, 1.9, 2.1, 2.3, 2.5, 2.8)
 @HYPOTHESIS_SETTINGS
 @given(cuts=st.lists(st.integers(1, 23), unique=True), shuffled=st.none() | st.permutations(range(24)))
 @example(cuts=list(range(1, 24)), shuffled=None)
-def test_constant_guess_does_not_hide_the_loss(
+def test_constant_eval_does_not_hide_the_loss(
     project: ProjectFixture, cuts: list[int], shuffled: list[int] | None
 ) -> None:
-    """A guessed eval that stays at 0 gives way to the loss, however its observations arrive: the run is judged as with
+    """An eval that stays at 0 gives way to the loss, however its observations arrive: the run is judged as with
     the loss alone."""
     alone, both = (project.open_run(recognise=True, policy="paper") for _ in range(2))
     losses = [PostedObservation("eval_loss", step, loss) for step, loss in enumerate(LOSSES)]
     project.post_observations(alone, losses)
-    observations = [
-        point for loss in losses for point in (PostedObservation("eval_match_accuracy", loss.step, 0.0), loss)
-    ]
+    observations = [point for loss in losses for point in (PostedObservation("eval_exact_match", loss.step, 0.0), loss)]
     observations = observations if shuffled is None else [observations[index] for index in shuffled]
     for start, end in itertools.pairwise([0, *sorted(cuts), len(observations)]):
         project.post_observations(both, observations[start:end])
@@ -98,17 +99,51 @@ def test_constant_guess_does_not_hide_the_loss(
     assert (run.metrics, run.verdict, run.raw_maximum) == (expected.metrics, expected.verdict, expected.raw_maximum)
     assert run.verdict.verdict == "stop"
     assert run.recognition is not None
-    assert "first 5 evals" in run.recognition.reasons["eval_match_accuracy"]
+    assert "first 5 evals" in run.recognition.reasons["eval_exact_match"]
 
 
-def test_guess_that_changes_keeps_its_role(project: ProjectFixture) -> None:
-    """A guessed eval whose fifth value differs from the first ones remains the eval, and stops nothing."""
+@pytest.mark.parametrize(("score", "is_hidden"), [("eval_match_accuracy", True), ("eval_exact_match", False)])
+def test_eval_that_changes_hides_another_if_it_is_known(project: ProjectFixture, score: str, is_hidden: bool) -> None:
+    """An eval whose fifth value differs from the first ones keeps its role; a guess has none beside a known loss."""
     run = project.open_run(recognise=True, policy="paper")
     for step, loss in enumerate(LOSSES):
-        score = PostedObservation("eval_match_accuracy", step, float(step >= 4))
-        project.post_observations(run, [score, PostedObservation("eval_loss", step, loss)])
+        value = PostedObservation(score, step, float(step >= 4))
+        project.post_observations(run, [value, PostedObservation("eval_loss", step, loss)])
     found = project.load_run(run)
-    assert (found.metrics, found.verdict.verdict) == ({"eval_match_accuracy": EVAL_ROLE}, "continue")
+    expected = ("eval_loss", "stop") if is_hidden else (score, "continue")
+    assert ([*found.metrics], found.verdict.verdict) == ([expected[0]], expected[1])
+
+
+@HYPOTHESIS_SETTINGS
+@given(cuts=st.lists(st.integers(1, 21), unique=True), shuffled=st.none() | st.permutations(range(22)))
+def test_eval_sets_are_combined_as_in_a_replay(
+    project: ProjectFixture, tmp_path: Path, cuts: list[int], shuffled: list[int] | None
+) -> None:
+    """The same metric of several sets is judged by their mean, however it arrives, and a replay of a file with the same
+    values has the same mean."""
+    points = [
+        PostedObservation(f"eval_{name}_f1", step, scale * (3 - loss))
+        for step, loss in enumerate(LOSSES)
+        for name, scale in (("squad", 1.0), ("triviaqa", 50.0))
+        if name == "squad" or step not in (0, 5)
+    ]
+    order = points if shuffled is None else [points[index] for index in shuffled]
+    run = project.open_run(recognise=True, policy="paper")
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(order)]):
+        project.post_observations(run, order[start:end])
+    found = project.load_run(run)
+    assert found.metrics == {"eval_squad_f1": EVAL_ROLE, "eval_triviaqa_f1": EVAL_ROLE}
+    assert found.recognition is not None
+    assert found.recognition.warnings[0].startswith("eval_squad_f1, eval_triviaqa_f1: role eval")
+    with project.database.reading() as tx:
+        stored = [(point.step, point.value) for point in load_series(tx, run.id, [COMBINED_METRIC])]
+    rows = [{"step": point.step, point.metric: point.value} for point in points]
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = read_runs([file])
+    runs.settle()
+    (past,) = runs.by_name.values()
+    assert stored == [(score.step, score.value) for score in past.scores()]
 
 
 def summarize_run(run: Run) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
 from evalstop_detectors import MetricRole, choose_direction
+from evalstop_detectors.roles.recognition import MOST_EVALS
 from fastapi import APIRouter
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
@@ -22,9 +23,6 @@ from evalstop_service.web.api.schemas import Answer, Items, RunId, Stored, answe
 from evalstop_service.web.context import Commit, Ctx, Db, Now, Operate, Read, allowed
 
 AnyRole = TypeVar("AnyRole", bound=Role)
-
-MOST_EVALS = 32
-"""Maximum number of evals of a run: computing a score needs all of them in memory."""
 
 
 def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
