@@ -296,8 +296,9 @@ def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, ou
     """Losses named after benchmarks are minimized: the run ends as planned, with a late best checkpoint."""
     assert END_LINE.findall(outputs["several_eval_sets"]) == [("40", "40")]
     run = find_run(service, "several-eval-sets")
-    assert run["metrics"]["eval_gsm8k_loss"] == {"role": "eval", "direction": "minimize"}
-    assert run["recognition"]["origins"]["eval_gsm8k_loss"] == "recognized"
+    for metric in ("eval_gsm8k_loss", "eval_math_loss"):
+        assert run["metrics"][metric] == {"role": "eval", "direction": "minimize"}
+        assert run["recognition"]["origins"][metric] == "recognized"
     assert run["decision"] is None
     assert run["best_checkpoint"]["step"] > 20
 
