@@ -116,19 +116,14 @@ class Column(NamedTuple):
     progress: Sequence[float | None] | None = None
     observations: Sequence[Observation] | None = None
 
-    def cut(self, places: slice) -> Column:
-        """The part at these places."""
-        stderrs = None if self.stderrs is None else self.stderrs[places]
-        progress = None if self.progress is None else self.progress[places]
-        observations = None if self.observations is None else self.observations[places]
-        return Column(self.steps[places], self.values[places], stderrs, progress, observations)
-
     def place_finite(self, steps: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Its finite values, and the index in `steps` of the eval that each precedes; past the last: their count."""
         values = np.array(self.values, dtype=np.float64)
         finite = np.isfinite(values)
         return np.searchsorted(steps, np.array(self.steps, dtype=np.int64)[finite]), values[finite]
 
+
+NO_VALUES = Column((), ())
 
 Columns = Mapping[MetricRole, Column]
 """Observations of one run by role; no column is empty."""

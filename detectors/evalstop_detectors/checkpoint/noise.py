@@ -21,8 +21,8 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from functools import lru_cache, reduce
+from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
@@ -96,34 +96,14 @@ advance = lru_cache(maxsize=16)(add_value)
 """`add_value` for a value that several detectors of a run add: the work of the first one serves the others."""
 
 
-class NoiseTrace:
-    """The states of a run that had none, after any number of these finite values: the same as `advance` gives, made on
-    demand. Faster if they are asked for in order. `values` are relative to the first one."""
-
-    def __init__(self, values: Sequence[float], stderrs: Sequence[float | None] | None = None) -> None:
-        self._origin = clipped(values[0])
-        relative = np.clip(np.clip(values, -LARGEST, LARGEST) - self._origin, -LARGEST, LARGEST)
-        self.values: list[float] = relative.tolist()
-        self._lows, self._highs = np.minimum.accumulate(relative).tolist(), np.maximum.accumulate(relative).tolist()
-        is_known = stderrs is not None and any(stderr is not None for stderr in stderrs)
-        self._errors = list(accumulate(stderrs or (), _add_stderr, initial=(0, 0.0))) if is_known else None
-        self._latest = NoiseState()
-
-    def after(self, count: int) -> NoiseState:
-        """The state after the first `count` values, at least one."""
-        stderrs, mean_square = (0, 0.0) if self._errors is None else self._errors[count]
-        recent = tuple(self.values[max(count - WINDOW - 1, 0) : count])
-        low, high = self._lows[count - 1], self._highs[count - 1]
-        state = NoiseState(count, self._origin, recent, low, high, stderrs, mean_square)
-        if (ordered := self._latest.__dict__.get("ordered")) is not None and 0 <= count - ordered[0] <= _WORTH_MOVING:
-            state.__dict__["ordered"] = ordered
-        self._latest = state
-        return state
-
-
-def take_values(values: Sequence[float], stderrs: Sequence[float | None] | None = None) -> NoiseState:
+def take_values(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> NoiseState:
     """The state after all of these finite values, with the standard errors that some of them have."""
-    return NoiseTrace(values, stderrs).after(len(values)) if values else NoiseState()
+    if not values:
+        return NoiseState()
+    origin = clipped(values[0])
+    relative = np.clip(np.clip(values, -LARGEST, LARGEST) - origin, -LARGEST, LARGEST)
+    recent, low, high = tuple(relative[-WINDOW - 1 :].tolist()), float(relative.min()), float(relative.max())
+    return NoiseState(len(values), origin, recent, low, high, *reduce(_add_stderr, stderrs, (0, 0.0)))
 
 
 def _add_stderr(before: tuple[int, float], stderr: float | None) -> tuple[int, float]:

@@ -28,18 +28,16 @@ Not done    A grader that changes eval and proxy alike looks the same; declare i
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint.noise import NoiseState, NoiseTrace, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import NO_VALUES, Changes, Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
+from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Columns, MetricRole, Observation
-from evalstop_detectors.summation import FAR, LARGEST, add_up
+from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
 _START = 3
@@ -205,42 +203,7 @@ class Collapse(Detector[CollapseState], frozen=True):
         return state, state.evidence
 
     def fold(self, state: CollapseState, evidence: Evidence | None, columns: Columns) -> tuple[CollapseState, Changes]:
-        """Takes in at once all evals from a run's start to its first sudden fall."""
-        if state.noise.seen or MetricRole.EVAL not in columns or MetricRole.PAIRED in columns:
-            return self.fold_at_evals(state, evidence, columns, _take_values)
-        evals = columns[MetricRole.EVAL]
-        finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
-        proxies = columns.get(MetricRole.PROXY, NO_VALUES).values
-        if len(finite) <= _LEAST_EVALS or any(FAR < abs(value) < math.inf for value in proxies):
-            return self.fold_at_evals(state, evidence, columns, _take_values)
-        steps, stderrs = [evals.steps[place] for place in finite], evals.stderrs
-        noises = NoiseTrace(
-            [evals.values[place] for place in finite], None if stderrs is None else [stderrs[place] for place in finite]
-        )
-        quiet, start, top = self._find_first_fall(noises)
-        first, last = steps[0], steps[quiet - 1]
-        state, changes = self.fold_at_evals(state, evidence, _cut(columns, 0, first), _take_values)
-        course = _follow_course(state.course, steps[1:quiet], _cut(columns, first + 1, last))
-        state = CollapseState(noises.after(quiet), start, top, tuple(steps[quiet - 2 : quiet]), course, None, _QUIET)
-        if rest := _cut(columns, last + 1, None):
-            state, more = self.fold_at_evals(state, _QUIET, rest, _take_values)
-            changes += more
-        return state, changes
-
-    def _find_first_fall(self, noises: NoiseTrace) -> tuple[int, float, float]:
-        """The number of evals before the first fall, or of all, and what `start` and `top` are after them."""
-        values = np.array(noises.values)
-        a, b, c = values[:-2], values[1:-1], values[2:]
-        medians = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
-        tops, start = np.maximum.accumulate(medians), add_up(noises.values[:_START]) / _START
-        before = tops[_LEAST_EVALS - _START : -1]
-        lines = before - self.share * (before - start)
-        sudden = _is_sudden((values[3:-2], values[4:-1], values[_LEAST_EVALS:]), before, lines)
-        for place in (np.flatnonzero(sudden) + _LEAST_EVALS).tolist():
-            top = float(tops[place - _START])
-            if self._find_line(noises.after(place), noises.values[place], start, top) is not None:
-                return place, start, top
-        return len(values), start, float(tops[-1])
+        return self.fold_at_evals(state, evidence, columns, _take_values)
 
     def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         noise = advance(state.noise, observation.value, observation.stderr)
@@ -271,21 +234,16 @@ class Collapse(Detector[CollapseState], frozen=True):
         fall = replace(fall, measured=True)
         return replace(state, fall=fall, evidence=self._weigh(fall, state.noise.recent[-self.k :]))
 
-    def _find_line(self, noise: NoiseState, value: float, start: float, top: float) -> tuple[float, float] | None:
-        """The line and the noise if this sudden fall is deep enough. The noise is that of before this eval: the fall
-        must not hide in a noise that it has increased."""
-        sd, rise = estimate(noise).sd, top - start
-        line = top - max(self.share * rise, self.sigmas * sd)
-        return None if value >= line or rise <= _RISEN_SIGMAS * sd else (line, sd)
-
     def _find_fall(self, state: CollapseState, recent: tuple[float, ...]) -> Fall | None:
+        """The sudden fall of the last eval, if it is deep enough. The noise is that of before this eval: the fall must
+        not hide in a noise that it has increased."""
         value, top, rise = recent[-1], state.top, state.top - state.start
         if state.noise.seen < _LEAST_EVALS or not _is_sudden(recent[-3:], top, top - self.share * rise):
             return None
-        found = self._find_line(state.noise, value, state.start, top)
-        if found is None:
+        sd, depth = estimate(state.noise).sd, top - value
+        line = top - max(self.share * rise, self.sigmas * sd)
+        if value >= line or rise <= _RISEN_SIGMAS * sd:
             return None
-        (line, sd), depth = found, top - value
         # In one eval, or with one in between.
         for back in (2, 3):
             if top - recent[-back] <= _NEAR * depth:
@@ -324,42 +282,11 @@ class Collapse(Detector[CollapseState], frozen=True):
         return is_constant or add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)
 
 
-def _is_sudden(recent: Sequence[Any], top: Any, line: Any) -> Any:
-    """Whether the last of three evals, numbers or arrays of them, is below the line and one before it near the top."""
+def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:
+    """Whether the last of three evals is below the line and one before it near the top."""
     next_to_last, last, value = recent
     near = _NEAR * (top - value)
-    return (value < line) & ((top - last <= near) | (top - next_to_last <= near))
-
-
-def _cut(columns: Columns, first: int, last: int | None) -> Columns:
-    """The columns from one step to another, without those that have no value there."""
-    kept = {}
-    for role, column in columns.items():
-        steps = column.steps
-        places = slice(bisect_left(steps, first), len(steps) if last is None else bisect_right(steps, last))
-        if places.start < places.stop:
-            kept[role] = column.cut(places)
-    return kept
-
-
-def _follow_course(course: Course, steps: Sequence[int], columns: Columns) -> Course:
-    """The course after evals at these steps, before it has seen their values."""
-    at, proxies = columns.get(MetricRole.PROXY, NO_VALUES).place_finite(steps)
-    origin = course.origin if course.origin is not None or not len(proxies) else proxies.item(0)
-    counts = np.bincount(at, minlength=len(steps))
-    totals = np.bincount(at, proxies - (origin or 0.0), minlength=len(steps))  # adds them up one after the other
-    last, low, high, move, moves = course.last, course.low, course.high, course.move, course.moves
-    for mean in (totals[counts > 0] / counts[counts > 0]).tolist():
-        if last:
-            moves += 1
-            move += (abs(mean - last[-1]) - move) / moves
-        low, high = (min(low, mean), max(high, mean)) if last else (mean, mean)
-        last = (*last[1 - _START :], mean)
-    at, kls = columns.get(MetricRole.KL, NO_VALUES).place_finite(steps)
-    tops = [
-        max(*course.kl_tops, 0.0, *np.minimum(kls[at < end], LARGEST).tolist()) for end in (len(steps) - 1, len(steps))
-    ]
-    return Course(origin, last=last, low=low, high=high, move=move, moves=moves, kl_tops=tuple(tops))
+    return value < line and (top - last <= near or top - next_to_last <= near)
 
 
 def _take_values(state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:

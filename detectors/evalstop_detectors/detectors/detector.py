@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Observation, to_observations
 
 # The range of a parameter in a policy. The upper bounds exclude what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -114,8 +114,6 @@ class Trace(NamedTuple):
 
 
 TakeValues = Callable[[Any, Sequence[float], Sequence[float]], Any]
-
-NO_VALUES = Column((), ())
 
 S = TypeVar("S")
 

@@ -42,7 +42,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Column, Columns, MetricRole, Observation
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up, slopes_up
 from evalstop_detectors.wording import format_count, format_percent
 
@@ -65,7 +65,6 @@ LARGEST_SIGMAS = 1e9
 
 
 _UNKNOWN = Noise(0.0, 1.0)
-_NO_VALUES = Column((), ())
 UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
 NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
 _RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best, but a span of last evals slopes up")

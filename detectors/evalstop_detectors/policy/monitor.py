@@ -17,9 +17,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import NO_VALUES, Evidence
+from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
+from evalstop_detectors.observation import (
+    NO_VALUES,
+    RANK,
+    Columns,
+    MetricRole,
+    Observation,
+    to_columns,
+    to_observations,
+)
 from evalstop_detectors.policy.catalog import Call, Verdict
 from evalstop_detectors.policy.opening import Opening
 from evalstop_detectors.policy.panel import Calls, PanelState, add_calls, fold_observers, step_observers

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalstop_detectors.errors import DetectorError
-from evalstop_detectors.observation import Column, Columns, MetricRole
+from evalstop_detectors.observation import NO_VALUES, Columns, MetricRole
 from evalstop_detectors.posterior.features import (
     FEATURES,
     FIRST_FEATURES,
@@ -304,16 +304,13 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
     ]
 
 
-_NO_VALUES = Column((), ())
-
-
 def list_given(columns: Columns) -> Given | None:
     """The inputs at each finite eval, as arrays; None for runs that only `Posterior.step` can process: with paired
     evaluations, without a finite eval, or with a proxy so large that its sums would be clipped.
 
     The proxy counts by its mean since the last eval, relative to its first value, KL by its latest value since then.
     """
-    evals = columns.get(MetricRole.EVAL, _NO_VALUES)
+    evals = columns.get(MetricRole.EVAL, NO_VALUES)
     values = np.array(evals.values, dtype=np.float64)
     finite = np.isfinite(values)
     count = int(np.count_nonzero(finite))
@@ -322,12 +319,12 @@ def list_given(columns: Columns) -> Given | None:
     steps = np.array(evals.steps)[finite]
     stderr, progress = (_to_floats(column, finite) for column in (evals.stderrs, evals.progress))
     has_stderr = (stderr > 0) & (stderr < np.inf)
-    proxy_at, proxies = columns.get(MetricRole.PROXY, _NO_VALUES).place_finite(steps)
+    proxy_at, proxies = columns.get(MetricRole.PROXY, NO_VALUES).place_finite(steps)
     if np.any(np.abs(proxies) > FAR):
         return None
     waiting = np.bincount(proxy_at, minlength=count + 1)[:count]
     total = np.bincount(proxy_at, proxies - proxies[:1], minlength=count + 1)[:count]
-    kl_at, kls = columns.get(MetricRole.KL, _NO_VALUES).place_finite(steps)
+    kl_at, kls = columns.get(MetricRole.KL, NO_VALUES).place_finite(steps)
     kl, has_kl = np.zeros(count + 1), np.zeros(count + 1)
     kl[kl_at], has_kl[kl_at] = np.clip(kls, -LARGEST, LARGEST), 1.0  # of several at one index the last stays
     return Given(

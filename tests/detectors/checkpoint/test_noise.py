@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.noise import Noise, NoiseState, NoiseTrace, advance, estimate
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, estimate, take_values
 from evalstop_detectors.summation import LARGEST
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,13 +118,11 @@ def test_state_size_is_bounded() -> None:
     assert state.high <= LARGEST
 
 
-@given(st.lists(st.tuples(finite_values, st.none() | st.floats(allow_nan=True)), min_size=1, max_size=80), st.data())
-def test_trace_equals_single_values(drawn: list[tuple[float, float | None]], data: st.DataObject) -> None:
-    """`NoiseTrace` gives the states and estimates of advancing value by value, whichever are asked for."""
-    states = [NoiseState()]
+@given(st.lists(st.tuples(finite_values, st.none() | st.floats(allow_nan=True)), min_size=1, max_size=80))
+def test_all_values_at_once_equal_single_ones(drawn: list[tuple[float, float | None]]) -> None:
+    """`take_values` gives the state and estimate of advancing value by value."""
+    single = NoiseState()
     for value, stderr in drawn:
-        states.append(advance(states[-1], value, stderr))
-    trace = NoiseTrace([value for value, _ in drawn], [stderr for _, stderr in drawn])
-    for count in data.draw(st.lists(st.integers(1, len(drawn)))):
-        state = trace.after(count)
-        assert (state, estimate(state)) == (states[count], estimate(states[count]))
+        single = advance(single, value, stderr)
+    state = take_values([value for value, _ in drawn], [stderr for _, stderr in drawn])
+    assert (state, estimate(state)) == (single, estimate(single))
