@@ -38,6 +38,7 @@ TABLES = (
     "sessions",
     "run_health",
     "run_deletions",
+    "running_runs",
     "projects",
     "observations",
     "monitor_states",
@@ -281,6 +282,21 @@ def _create_runs() -> None:
         sa.Column("run_id", sa.Uuid(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_deletions")),
+    )
+    op.create_table(
+        "running_runs",
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("may_have_turned", sa.Boolean(), nullable=False),
+        sa.Column("gpus", sa.Double(), nullable=True),
+        sa.Column("job_key", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_running_runs")),
+    )
+    op.create_index(
+        "ix_running_runs_project_id_may_have_turned_run_id",
+        "running_runs",
+        ["project_id", "may_have_turned", "run_id"],
+        unique=False,
     )
     op.create_table(
         "run_health",

@@ -1,8 +1,8 @@
 """`make bench-pages`: the response time of each dashboard page with 100,000 runs and 10,000 decisions on PostgreSQL.
 
 The data are the example runs of `evalstop demo-data` and copies of them. Copies of ended runs are older, and have rows
-of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. The
-1,000 copies of running runs have observations. One client requests all pages in turns over HTTP, including the login
+of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. 40,000
+copies run, of which the first 1,000 have observations. One client requests all pages in turns over HTTP, including the login
 form, which needs no database query and is the baseline.
 """
 
@@ -40,7 +40,7 @@ BARE = "/login"
 LIMIT_MS = 100.0
 WARM_UP_TURNS = 3
 MINUTES_APART = 10
-RUNNING = 1_000
+RUNNING, WITH_OBSERVATIONS = 40_000, 1_000
 
 # The time in a copy's UUIDv7 is shifted like its other times, so that lists are in the right order.
 _MOVED = """
@@ -118,8 +118,9 @@ def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
         for table in _OF_DECISIONS:
             _copy_ended(connection, table, "run_id", of_decisions)
         running = _count_rows(connection, "runs WHERE ended_at IS NULL")
-        for table, key in (("runs", "id"), ("attempts", "run_id"), ("observations", "run_id")):
-            _copy_running(connection, table, key, round(RUNNING / running) - 1)
+        for table in ("runs", "attempts", "run_health", "running_runs", "observations"):
+            copies = round((WITH_OBSERVATIONS if table == "observations" else RUNNING) / running) - 1
+            _copy_running(connection, table, "id" if table == "runs" else "run_id", copies)
         connection.execute("VACUUM ANALYZE")
         return _count_rows(connection, "runs"), _count_rows(connection, "decisions")
 

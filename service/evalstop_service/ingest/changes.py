@@ -74,6 +74,7 @@ def has_consequences(before: RunState, state: RunState, reached: Sequence[Verdic
     run, old, decision = state.run, before.run, state.decision
     return (
         bool(reached)
+        or run.verdict.verdict is not old.verdict.verdict  # as where another release had judged it
         or (state.monitor.verdict.stops and decision is None and run.status == RunStatus.RUNNING)
         or (run.best_checkpoint is not old.best_checkpoint and place_of(run) != place_of(old))
         or state.keeps_monitor

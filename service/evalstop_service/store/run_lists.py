@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import Call, Verdict, read_gpus
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
@@ -24,6 +24,7 @@ from evalstop_service.store.tables import (
     policies,
     run_descriptions,
     run_health,
+    running_runs,
     runs,
 )
 
@@ -86,10 +87,12 @@ class ListedVerdict(NamedTuple):
     verdict: Verdict
 
 
-def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> list[ListedVerdict]:
-    """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
-    query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
-    return [ListedVerdict(*row) for row in tx.execute(_select_page(tx, query, project_id, run_filter, limit))]
+def list_running_verdicts(tx: Transaction, project_id: UUID, limit: int) -> list[ListedVerdict]:
+    """The verdicts of running runs: of those that may have turned, then of the others, both newest first."""
+    first = sa.select(running_runs.c.run_id).where(running_runs.c.project_id == project_id).limit(limit)
+    ids = first.order_by(running_runs.c.may_have_turned.desc(), running_runs.c.run_id.desc()).subquery()
+    query = sa.select(runs.c.id, runs.c.name, runs.c.verdict).join(ids, ids.c.run_id == runs.c.id)
+    return [ListedVerdict(*row) for row in tx.execute(query)]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
@@ -266,52 +269,53 @@ def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
     return int(tx.execute(query).scalar_one())
 
 
-def count_running(tx: Transaction, project_id: UUID) -> tuple[int, int]:
-    """The number of running runs, and of those of them that may have turned."""
-    may_have_turned = runs.c.verdict["verdict"].as_string() != Call.CONTINUE
-    running = sa.select(sa.func.count()).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING)
-    return tx.execute(running).scalar_one(), tx.execute(running.where(may_have_turned)).scalar_one()
+class Running(NamedTuple):
+    """The number of running runs, of those of them that may have turned, and of the GPUs of their jobs."""
+
+    runs: int
+    turned: int
+    gpus: float
 
 
-def sum_running_gpus(tx: Transaction, project_id: UUID) -> float:
-    """The GPUs of the jobs of running runs that have the label `gpus`: those of a job with several runs count once."""
-    label = runs.c.labels["gpus"].as_string()
-    query = sa.select(runs.c.job_key, label, sa.func.count()).group_by(runs.c.job_key, label)
-    rows = tx.execute(query.where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING))
-    return sum((read_gpus({"gpus": text or ""}) or 0.0) * (number if job is None else 1) for job, text, number in rows)
+def count_running(tx: Transaction, project_id: UUID) -> Running:
+    """What runs now; the GPUs of a job with several runs count once, those of runs without the label `gpus` as none."""
+    table = running_runs.c
+    number, turned = sa.func.count().label("number"), sa.func.count().filter(table.may_have_turned).label("turned")
+    query = sa.select(table.job_key, table.gpus, number, turned).where(table.project_id == project_id)
+    job = query.group_by(table.job_key, table.gpus).subquery().c
+    gpus = job.gpus * sa.case((job.job_key.is_(None), job.number), else_=1)
+    sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (job.number, job.turned, gpus))
+    return Running(*tx.execute(sa.select(*sums)).one())
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs that were late with their posts at their last check, and the time of their last sign of life."""
     heartbeat_at = run_health.c.heartbeat_at
     heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
-    query = _select_alerts(project_id, sa.literal("silent"), heard_at)
-    rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
-    return Excerpt([RunAlert(*row) for row in rows], count)
+    return _list_alerts(tx, project_id, run_health.c.state == Liveness.STALE, sa.literal("silent"), heard_at, limit)
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs that had a watched metric without data at their last check."""
-    query = _select_alerts(project_id, run_health.c.metric_faults, run_health.c.changed_at)
-    rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
-    return Excerpt([RunAlert(row.id, row.name, _join_reasons(row.why), row.since) for row in rows], count)
+    faults, has_faults = run_health.c.metric_faults, sa.cast(run_health.c.metric_faults, sa.Text) != "[]"
+    found = _list_alerts(tx, project_id, has_faults, faults, run_health.c.changed_at, limit)
+    return replace(found, items=[replace(item, why=_join_reasons(item.why)) for item in found.items])
 
 
 def _join_reasons(faults: Sequence[MetricFault]) -> str:
     return "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
 
 
-def _select_alerts(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
-    query = sa.select(runs.c.id, runs.c.name, why.label("why"), since.label("since"))
-    query = query.join_from(run_health, runs, runs.c.id == run_health.c.run_id)
-    return query.where(
-        run_health.c.project_id == project_id,
-        run_health.c.next_check_at.is_not(None),
-        runs.c.status == RunStatus.RUNNING,
-    )
-
-
-_NEWEST = (run_health.c.run_id.desc(),)
+def _list_alerts(
+    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], why: Any, since: Any, limit: int
+) -> Excerpt[Any]:
+    """The newest running runs whose health meets a condition, and the number of all of them."""
+    found = sa.select(run_health.c.run_id).join(running_runs, running_runs.c.run_id == run_health.c.run_id)
+    found = found.where(running_runs.c.project_id == project_id, run_health.c.next_check_at.is_not(None), condition)
+    ids, count = _first(tx, found, (run_health.c.run_id.desc(),), limit)
+    query = sa.select(runs.c.id, runs.c.name, why, since).join_from(run_health, runs, runs.c.id == run_health.c.run_id)
+    rows = tx.execute(query.where(runs.c.id.in_([row.run_id for row in ids])).order_by(runs.c.id.desc()))
+    return Excerpt([RunAlert(*row) for row in rows], count)
 
 
 def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:

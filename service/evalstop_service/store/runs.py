@@ -13,18 +13,21 @@ import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
 from evalstop_service.domain.run import (
     BestCheckpoint,
+    Call,
     ChangePoint,
     FirstCall,
     JobPart,
     RawMaximum,
     Verdict,
     find_job_part,
+    read_gpus,
 )
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
-from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
+from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, running_runs, runs
 from evalstop_service.store.tables.runs import Run as Run
+from evalstop_service.store.tables.runs import RunningRun
 
 
 class RunChanges(TypedDict, total=False):
@@ -60,12 +63,14 @@ def add_run(tx: Transaction, run: Run) -> bool:
     if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
         return False
     tx.execute(attempts.insert(), {"run_id": run.id, "attempt": run.attempt, "started_at": run.created_at})
+    _save_copy(tx, run)
     return True
 
 
 def save_run(tx: Transaction, run: Run) -> None:
     """Store a run that was locked in this transaction."""
     tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
+    _save_copy(tx, run)
 
 
 def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: int, now: datetime) -> None:
@@ -170,6 +175,8 @@ def save_changes(tx: Transaction, before: Run, run: Run) -> None:
     names = [name for name in _INGESTED if getattr(run, name) != getattr(before, name)]
     if names:
         tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
+    if _copy_of(run) != _copy_of(before):
+        _save_copy(tx, run)
 
 
 def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
@@ -195,6 +202,20 @@ _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure", "calls"),
 )
+
+
+def _save_copy(tx: Transaction, run: Run) -> None:
+    if (copy := _copy_of(run)) is not None:
+        save_row(tx, running_runs, copy._asdict())
+    else:
+        tx.execute(running_runs.delete().where(running_runs.c.run_id == run.id))
+
+
+def _copy_of(run: Run) -> RunningRun | None:
+    may_have_turned = run.verdict.verdict is not Call.CONTINUE
+    is_running = run.status is RunStatus.RUNNING
+    row = RunningRun(run.id, run.project_id, may_have_turned, read_gpus(run.labels), run.job_key)
+    return row if is_running else None
 
 
 def _columns_of(run: Run) -> dict[str, Any]:

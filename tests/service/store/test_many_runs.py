@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from datetime import timedelta
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.run import Call, RunDescription
-from evalstop_service.ingest import Resumed
+from evalstop_service.domain.run import Call, RunDescription, read_gpus
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.store import ingest, observations, run_details, run_lists, runs, series, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -292,3 +295,58 @@ def test_latest_observation_and_count_per_metric(project: ProjectFixture) -> Non
     ]
     assert math.isnan(latest[0].value)
     assert latest[1].value == 2.0
+
+
+def count_slowly(project: ProjectFixture) -> run_lists.Running:
+    """What `count_running` returns, from the rows of the runs themselves."""
+    with project.database.reading() as tx:
+        found = run_lists.list_runs(tx, project.id, RunFilter(status=RunStatus.RUNNING), 100)
+    jobs = {run.job_key or str(run.id): read_gpus(run.labels) or 0.0 for run in found}
+    turned = sum(run.verdict.verdict is not Call.CONTINUE for run in found)
+    return run_lists.Running(len(found), turned, sum(jobs.values()))
+
+
+def test_counts_of_running_runs_follow_every_change(project: ProjectFixture) -> None:
+    """However a run starts, turns, changes its labels, ends or returns, the counts are those of its row."""
+
+    def count() -> run_lists.Running:
+        with project.database.reading() as tx:
+            counted = run_lists.count_running(tx, project.id)
+        assert counted == count_slowly(project)
+        return counted
+
+    assert count() == (0, 0, 0.0)
+    for name in ("a", "b"):
+        project.open_run(name, labels={"gpus": "8", "slurm_job_id": "7"})
+    falls = project.open_run("falls", labels={"gpus": "many"})
+    assert count() == (3, 0, 8.0), "one job counts once, and a label that is no number as none"
+    project.post_observations(falls, evals(0.9, 0.8, 0.7, 0.6))
+    assert count().turned == 1
+    project.post_observations(falls, [PostedObservation("eval", 2, 0.95)])
+    project.submit(falls, Resumed(1))
+    assert count().turned == 0
+    open_run.relabel_run(project.database, project.id, falls.id, lambda _: {"gpus": "0.5"}, "ada", NOW)
+    assert count() == (3, 0, 8.5)
+    project.finish_run(falls, "failed")
+    assert count() == (2, 0, 8.0)
+    project.submit(falls, Resumed(1))
+    assert count() == (3, 0, 8.5)
+    lost_at = NOW + timedelta(days=40)
+    for moment in (NOW + timedelta(days=20), lost_at):
+        stale_runs.check_due_runs(project.database, moment)
+    assert count() == (0, 0, 0.0)
+    open_run.record_heartbeat(project.database, project.id, falls.id, lost_at)
+    assert count() == (1, 0, 0.5)
+
+
+def test_running_runs_are_counted_without_reading_their_rows(project: ProjectFixture) -> None:
+    """Running runs are counted in a narrow table, and of their own rows only as many are read as are listed."""
+    for _ in range(3):
+        project.open_run()
+    with record_statements(project.database) as executed, project.database.reading() as tx:
+        run_lists.count_running(tx, project.id)
+        assert len(run_lists.list_running_verdicts(tx, project.id, 2)) == 2
+    counting, listing = [statement for statement in executed if not statement.startswith("BEGIN")][-2:]
+    assert not re.search(r"\bruns\b", counting)
+    assert "JOIN (SELECT running_runs.run_id" in listing
+    assert "LIMIT" in listing.partition("FROM running_runs")[2]

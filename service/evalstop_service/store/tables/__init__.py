@@ -30,6 +30,7 @@ from evalstop_service.store.tables.runs import observations as observations
 from evalstop_service.store.tables.runs import run_deletions as run_deletions
 from evalstop_service.store.tables.runs import run_descriptions as run_descriptions
 from evalstop_service.store.tables.runs import run_health as run_health
+from evalstop_service.store.tables.runs import running_runs as running_runs
 from evalstop_service.store.tables.runs import runs as runs
 from evalstop_service.store.tables.runs import verdicts as verdicts
 from evalstop_service.store.tables.webhooks import deliveries as deliveries

@@ -127,6 +127,25 @@ runs = make_table(
     defaults={"rewritten_version": "0", "calls": "{}", "eval_changes": "[]"},
 )
 
+
+class RunningRun(NamedTuple):
+    """What is counted of a run whose status is `running`; `gpus`: None if its label is missing or invalid."""
+
+    run_id: UUID
+    project_id: UUID
+    may_have_turned: bool
+    gpus: float | None
+    job_key: str | None
+
+
+# A narrow copy: the rows of 40,000 running runs take 260 MB, these 4 MB. Whoever writes has locked the run.
+running_runs = make_table(
+    "running_runs",
+    RunningRun,
+    sa.Index("ix_running_runs_project_id_may_have_turned_run_id", "project_id", "may_have_turned", "run_id"),
+    key="run_id",
+)
+
 # In its own table, so that a change does not create a new version of the run that replicas reload.
 run_descriptions = make_table(
     "run_descriptions",

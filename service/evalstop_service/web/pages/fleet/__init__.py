@@ -15,10 +15,9 @@ from evalstop_detectors.detectors.detector import Kind
 from fastapi import APIRouter, Query, Response
 
 from evalstop_service.domain.run import Call, Verdict
-from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import run_lists
-from evalstop_service.store.run_lists import ListedVerdict, RunFilter
+from evalstop_service.store.run_lists import ListedVerdict
 from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.series import Segment
 from evalstop_service.web.pages.charts import load_eval_segments
@@ -68,9 +67,9 @@ class Strip:
 def show_fleet(
     site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_RUNS)] = SHOWN_FIRST
 ) -> Response:
-    """The first `shown` of the newest running runs, the most likely to have turned first."""
+    """The first `shown` of the running runs, the most likely to have turned first."""
     with site.database.reading() as tx:
-        running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
+        running = run_lists.list_running_verdicts(tx, visitor.project.id, MOST_RUNS + 1)
         ranked = sorted(running[:MOST_RUNS], key=_rank_run)
         loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]])
         runs = [run for verdict in ranked if (run := loaded.get(verdict.run_id)) is not None]

@@ -22,7 +22,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
+from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
 from evalstop_service.web.pages import formatting, precision, run_list
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
@@ -45,7 +45,7 @@ class Overview:
     """The content of the page other than its figures, and their revision.
 
     `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order.
-    `awaited`: stops that wait for their scheduler. `running`: runs, and those of them that may have turned.
+    `awaited`: stops that wait for their scheduler.
     """
 
     cases: str
@@ -54,7 +54,7 @@ class Overview:
     without_data: Excerpt[RunAlert]
     stale: Excerpt[RunAlert]
     awaited: int
-    running: tuple[int, int]
+    running: Running
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
 
@@ -86,7 +86,6 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1])
-        gpus = run_lists.sum_running_gpus(tx, visitor.project.id)  # not in the revision, which open pages read often
         queued = runs.load_runs(tx, overview.run_ids)
         sparks = run_list.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
     return render_page(
@@ -94,7 +93,6 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         visitor=visitor,
         overview=overview,
         sparks=sparks,
-        gpus=gpus,
         whole=figures.compute_total(counts),
         enforced=[group for group in ranked if precision.is_enforced(group, stages)],
         stages=stages,
