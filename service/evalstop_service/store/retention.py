@@ -63,9 +63,10 @@ def delete_details(tx: Transaction, limit: int) -> tuple[int, bool]:
     removed = 0
     for run_id in waiting:
         for table in REMOVED:
-            if removed < limit:
-                removed += _remove_rows(tx, table, run_id, limit - removed)
-            if removed >= limit:
+            count, has_more = _remove_rows(tx, table, run_id, limit - removed)
+            removed += count
+            # Another process may have removed the rows that this one chose: only what was left counts.
+            if has_more or removed >= limit:
                 return removed, True
         tx.execute(run_deletions.delete().where(run_deletions.c.run_id == run_id))
     return removed, len(waiting) == _RUNS_AT_A_TIME
@@ -82,10 +83,10 @@ def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
     return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists(), ~unconfirmed)
 
 
-def _remove_rows(tx: Transaction, table: sa.Table, run_id: UUID, limit: int) -> int:
-    """Remove the first rows of a run by their key, up to `limit`; returns their number."""
+def _remove_rows(tx: Transaction, table: sa.Table, run_id: UUID, limit: int) -> tuple[int, bool]:
+    """Remove the first rows of a run by their key, up to `limit`; returns their number, and whether more may be left."""
     key = [column for column in table.primary_key if column.name != "run_id"]
-    removed = table.delete().where(table.c.run_id == run_id)
+    removed, last = table.delete().where(table.c.run_id == run_id), None
     if key:
         # Two statements: in one, PostgreSQL may join with all rows of the run.
         last = tx.execute(
@@ -94,4 +95,4 @@ def _remove_rows(tx: Transaction, table: sa.Table, run_id: UUID, limit: int) -> 
         if last is not None:
             bound = (sa.literal(value, column.type) for value, column in zip(last, key, strict=True))
             removed = removed.where(sa.tuple_(*key) <= sa.tuple_(*bound))
-    return tx.execute(removed).rowcount
+    return tx.execute(removed).rowcount, last is not None
