@@ -84,7 +84,7 @@ def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
 
 
 def _remove_rows(tx: Transaction, table: sa.Table, run_id: UUID, limit: int) -> tuple[int, bool]:
-    """Remove the first rows of a run by their key, up to `limit`; returns their number, and whether more may be left."""
+    """Remove the first rows of a run by their key, up to `limit`; returns how many, and whether more may be left."""
     key = [column for column in table.primary_key if column.name != "run_id"]
     removed, last = table.delete().where(table.c.run_id == run_id), None
     if key:
