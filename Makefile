@@ -56,7 +56,9 @@ test: $(READY) system-packages  ## Run every check and every test but those of t
 	@$(MAKE) --no-print-directory -j 2 lint types imports pytest  # mypy has a core for itself: the tests often wait
 
 .PHONY: test-nightly
-test-nightly: NIGHTLY_TOOLS := buildah docker-compose
+# Each a command, and after a colon its package if that has another name.
+test-nightly: NIGHTLY_TOOLS := buildah docker-compose nginx wrk slurmdbd mariadbd:mariadb-server \
+  sge_qmaster:gridengine-master sge_execd:gridengine-exec qconf:gridengine-client
 test-nightly: $(READY) system-packages  ## Run what make test leaves out, and more examples of each law, before a release
 	@$(MAKE) --no-print-directory pytest PYTEST="-q -m '(nightly or hypothesis) and not chaos' --hypothesis-profile=nightly"
 
@@ -125,7 +127,7 @@ system-packages:  ## Install PostgreSQL, pgbouncer, Chromium, Slurm and small to
 	command -v openssl >/dev/null || missing+=(openssl)
 	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] \
 	  || missing+=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-basic-plugins slurm-wlm-jwt-plugin munge)
-	for tool in $(NIGHTLY_TOOLS); do command -v $$tool >/dev/null || missing+=($$tool); done
+	for tool in $(NIGHTLY_TOOLS); do command -v $${tool%%:*} >/dev/null || missing+=($${tool##*:}); done
 	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
 	  echo "installing $${missing[*]} with apt-get"

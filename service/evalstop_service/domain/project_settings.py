@@ -122,7 +122,7 @@ class ProjectSettings:
         ),
     ] = None
     panel: Annotated[
-        Annotated[list[Line], Field(max_length=32), Rule(check_different, {"uniqueItems": True})] | None,
+        Annotated[list[Line], Field(max_length=16), Rule(check_different, {"uniqueItems": True})] | None,
         Setting(
             _NEW_RUNS,
             "Panel",

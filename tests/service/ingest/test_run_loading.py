@@ -134,7 +134,7 @@ def test_many_runs_take_as_many_statements_as_one(embedded_database: Database) -
 
 
 def test_updates_of_many_runs_are_read_together(database: Database) -> None:
-    """However many runs another process added to: two reads on PostgreSQL, three on SQLite."""
+    """However many runs another process added to: three reads."""
     project = set_up_project(database)
     other = replace(project, cache=RunCache())
     all_runs = [project.open_run(policy="watch-all-roles") for _ in range(9)]
@@ -166,7 +166,7 @@ def test_updates_of_many_runs_are_read_together(database: Database) -> None:
     for step in (0, 2):  # at first neither process knows of the other
         post(project, all_runs, step)
         post(other, all_runs, step + 1)
-    assert [count_reads(all_runs[:1], 4), count_reads(all_runs[1:], 4)] == [3 if database.embedded else 2] * 2
+    assert [count_reads(all_runs[:1], 4), count_reads(all_runs[1:], 4)] == [3, 3]
     best = project.load_run(all_runs[8]).best_checkpoint
     assert best is not None
     assert best.step == 0

@@ -77,6 +77,8 @@ def _load_asset(name: str) -> _Asset:
 
 
 FOLDER = Path(__file__).parents[2] / "help"
+SEARCH_INDEX = FOLDER / "search/search_index.json"
+"""Written last, so that a documentation that is being built is not shown."""
 
 _TAG = re.compile(r"<[^>]*>")
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
@@ -96,7 +98,7 @@ def redirect_to_start() -> Response:
 
 def is_built() -> bool:
     """Whether the documentation was built."""
-    return (FOLDER / "index.html").is_file()
+    return SEARCH_INDEX.is_file()
 
 
 _PARAGRAPH = re.compile(r"\s*<p>(.*?)</p>", re.DOTALL)
@@ -106,7 +108,7 @@ _SENTENCE_END = re.compile(r"(?<=[.?])\s+(?=[A-Z`])")
 @cache
 def summarize_help(place: str) -> str:
     """The first two sentences at a place of the documentation, such as "roles/#presets"."""
-    entries = msgspec.json.decode((FOLDER / "search/search_index.json").read_bytes())["docs"]
+    entries = msgspec.json.decode(SEARCH_INDEX.read_bytes())["docs"]
     paragraphs = next((_PARAGRAPH.findall(entry["text"]) for entry in entries if entry["location"] == place), [])
     sentences = [part for text in paragraphs for part in _SENTENCE_END.split(html.unescape(_TAG.sub("", text)))]
     return " ".join(sentences[:2])
