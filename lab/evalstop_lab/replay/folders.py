@@ -131,9 +131,9 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
 
 def _classify(path: Path) -> str | None:
     """The kind of a file in a folder; "other" for what may be a log but is not known as one, None for all else."""
-    if path.name == STATE:
-        return "state"
     name, suffix = without_gz(path).name, without_gz(path).suffix
+    if name == STATE:
+        return "state"
     if name in TABLES:
         return "table"
     if path.name == EVALUATIONS:
@@ -206,7 +206,7 @@ def _to_name(path: Path) -> str:
 
 def find_plan(path: Path) -> int | None:
     """The planned length, in the steps of this log, that its trainer wrote into a file beside it."""
-    patterns, key = _PLANS.get(path.name, ((), ""))
+    patterns, key = _PLANS.get(without_gz(path).name, ((), ""))
     # In YAML `epochs: 100`; in that of RL Zoo a list of pairs, of which the second line is the value.
     planned = re.compile(rf"\b{key}['\"]?\s*:?\s*(?:-\s+)?(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\b")
     for file in (file for pattern in patterns for file in sorted(path.parent.glob(pattern))):

@@ -228,6 +228,10 @@ class ServiceRun:
     name: str
     roles: Roles
 
+    def list_metrics(self, errors: ReadErrors) -> set[str]:
+        """All metrics that it reported, with a role or without, as the learning rate."""
+        return {item["metric"] for item in self.remote.get(f"/api/v1/runs/{self.document['id']}/metrics")["items"]}
+
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the observations that count, without those of superseded attempts."""
         run = runs.run(self.name, roles)

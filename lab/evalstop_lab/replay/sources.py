@@ -171,8 +171,7 @@ def list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> 
     elif text.startswith(EVALSTOP):
         for listed_run in list_service_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{listed_run.remote.url}, run {listed_run.name}"
-            metrics = frozenset(listed_run.roles.columns.values())
-            yield Log(place, partial(_get_metrics, metrics), listed_run.read, roles=listed_run.roles, remote=True)
+            yield Log(place, listed_run.list_metrics, listed_run.read, roles=listed_run.roles, remote=True)
     elif "://" in text:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
@@ -202,7 +201,7 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
     def load_evals(metric: str) -> Sequence[float]:
         """The evals of a run that is long enough to tell whether they change, preferably of one where they do."""
         runs = Runs()
-        if roles is None and MetricRole.EVAL not in requested.named:
+        if roles is None and MetricRole.EVAL not in {*requested.named, *names}:
             log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), ReadErrors(strict=False))
         runs.settle()
         evals = [series.values for run in runs.by_name.values() for series in run.series.values()]
@@ -219,7 +218,9 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
         if role is MetricRole.LEARNING_RATE:
             recognised_name = next((name for name in LEARNING_RATES if name in names), None)
         literal = role.value if role.value in names else None
-        chosen = requested.named.get(role) or declared or literal or (recognised_name if roles is None else None)
+        chosen = requested.named.get(role) or declared
+        if roles is None or role is MetricRole.LEARNING_RATE:  # a service names none, and reads it from these names
+            chosen = chosen or literal or recognised_name
         other_columns = {*columns.values(), *(column for other, column in requested.named.items() if other is not role)}
         if chosen is None or chosen in other_columns:
             continue

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.lines import NumberedLines, read_lines, without_gz
+from evalstop_lab.replay.lines import NumberedLines, open_log, read_lines, without_gz
 from evalstop_lab.replay.runs import (
     STEPS,
     TOTAL_STEPS,
@@ -287,9 +288,10 @@ def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
 def _load_state(path: Path) -> dict[str, Any]:
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnreadableInput(path, f"{error.strerror}; give a readable file") from error
+        with open_log(path) as file:
+            state = json.load(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableInput(path, f"{getattr(error, 'strerror', 0) or error}; give a readable file") from error
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(path, f"it is not JSON ({error}); JSON lines are read from files named .jsonl") from error
     if isinstance(state, list):

@@ -48,6 +48,18 @@ def test_plan_stands_beside_the_results_of_ultralytics(tmp_path: Path) -> None:
     assert (run.total_steps, list_evals(run)) == (100, list(enumerate(RISING, start=1)))
 
 
+def test_plan_stands_beside_the_metrics_of_lightning(tmp_path: Path) -> None:
+    """`hparams.yaml` has `max_steps`; rows of the training have no eval, and those of the validation no loss."""
+    folder = tmp_path / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    rows = [f"0,{step - 5},0.5,\n0,{step},,{value}\n" for step, value in zip(STEPS, RISING, strict=True)]
+    (folder / "metrics.csv").write_text(f"epoch,step,train_loss,val_acc\n{''.join(rows)}")
+    (folder / "hparams.yaml").write_text("lr: 0.1\nmax_steps: 400\n")
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps) == (str(folder), 400)
+    assert list_evals(run) == list(zip(STEPS, RISING, strict=True))
+
+
 def test_evaluations_of_stable_baselines_are_read(tmp_path: Path) -> None:
     """The mean return of the episodes and its standard error; RL Zoo's files beside it have the planned length."""
     episodes = np.array(RISING)[:, None] + np.array([-0.3, 0.0, 0.3])
@@ -132,6 +144,20 @@ def test_gzipped_logs_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().err
     assert printed.count("*.jsonl.gz") == 2
     assert "its compression ends early" in printed
+
+
+def test_gzipped_trainer_state_is_read(tmp_path: Path) -> None:
+    """A state in gzip's format is one run with those of its checkpoints; one that is cut off is named."""
+    history = [{"step": step, "eval_f1": value} for step, value in zip(STEPS, RISING, strict=True)]
+    write_state(tmp_path / "checkpoint-40" / "trainer_state.json", history[:4], max_steps=120)
+    packed = gzip.compress(json.dumps({"log_history": history, "max_steps": 120}).encode())
+    (tmp_path / "trainer_state.json.gz").write_bytes(packed)
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps, list_evals(run)) == (str(tmp_path), 120, list(zip(STEPS, RISING, strict=True)))
+    for cut in (packed[:40], b"{"):
+        (tmp_path / "trainer_state.json.gz").write_bytes(cut)
+        with pytest.raises(UnreadableInput, match="give a readable file"):
+            read_runs([tmp_path / "trainer_state.json.gz"])
 
 
 def test_table_says_why_a_file_was_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,8 +139,9 @@ def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
 
 @pytest.mark.real
 def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a service have their declared roles, without observations of superseded attempts; as runs of MLflow
-    they have their planned length, too, and runs of one name remain apart."""
+    """Runs of a service have their declared roles, unless another metric is named, and their learning rate, without
+    observations of superseded attempts; as runs of MLflow they have their planned length, too, and runs of one name
+    remain apart."""
     with running_service(tmp_path) as service:
         with httpx.Client(
             base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}, timeout=60
@@ -149,6 +150,7 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             body = {"name": "a", "metrics": metrics, "labels": {"gpus": "4"}, "total_steps": 200}
             run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
             points = [{"metric": "odd", "step": step, "value": -score, "stderr": 0.1} for step, score in TURNED]
+            points += [{"metric": "lr", "step": 0, "value": 0.1}, {"metric": "loss", "step": 0, "value": 0.1}]
             late = [{"metric": "odd", "step": 80, "value": 9.0}, {"metric": "odd", "step": 90, "value": "NaN"}]
             client.post(f"/runs/{run_id}/observations", json={"observations": points + late}).raise_for_status()
             client.post(f"/runs/{run_id}/resume", json={"step": 70}).raise_for_status()
@@ -162,6 +164,7 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             read_runs([f"evalstop+{service.url}"])
         monkeypatch.setenv("EVALSTOP_KEY", service.key)
         run = read_runs([f"evalstop+{service.url}"]).by_name["a"]
+        by_loss = read_runs([f"evalstop+{service.url}"], RequestedRoles({MetricRole.EVAL: "loss"})).by_name["a"]
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", service.key)
         requested = RequestedRoles({MetricRole.EVAL: "odd"})
         as_mlflow = list(read_runs([f"mlflow+{service.url}/mlflow"], requested).by_name.values())
@@ -169,6 +172,8 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert as_mlflow[-1].total_steps == 200
     assert [(score.step, score.value, score.stderr) for score in run.scores()] == [(*point, 0.1) for point in TURNED]
     assert (run.gpus, run.total_steps) == (4.0, 200)
+    assert list(run.series) == [MetricRole.LEARNING_RATE, MetricRole.EVAL]
+    assert list_eval_scores(by_loss) == [(0, 0.1)]
 
 
 CONSOLE_LINES = {
