@@ -194,7 +194,7 @@ class SubPath:
                 headers = MutableHeaders(scope=message)
                 if (target := headers.get("location", "")).startswith("/"):
                     headers["location"] = f"{self._path}{target}"
-                if scope["method"] == "GET" and headers.get("content-type", "").startswith("text/html"):
+                if scope["method"] != "HEAD" and headers.get("content-type", "").startswith("text/html"):
                     page = message  # its length is known with its links
                     return
             elif page is not None:

@@ -41,6 +41,8 @@ def test_links_and_redirects_have_the_path(address: str, tenant: Tenant, passed_
     """Whether the proxy passes the path on or strips it."""
     with open_client(address) as client:
         assert client.get(f"{passed_on}/runs").headers["location"].startswith("/evalstop/login?next=")
+        refused = client.post(f"{passed_on}/login", data={"key": "esk_wrong"})  # an answer to a form is a page, too
+        assert 'href="/evalstop/assets/' in refused.text
         sign_in_by_link(client, tenant.key)
         for path in PAGES:
             html = get_html(client, f"{passed_on}{path}")
