@@ -149,22 +149,10 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
         return _remind_of_parked(lifecycle, event.at)
     if not (overdue or refused) or lifecycle.state not in AWAITING_CONFIRMATION:
         return lifecycle, []
-    # 1. Never request the stop of an earlier attempt again: it might end the current attempt.
-    if event.attempt_over:
-        return _fail_decision(
-            lifecycle, event.at, "no receiver reported what became of the job, and the run resumed in a new attempt"
-        )
-    # 2. A stop that every receiver refuses is not sent again; after two escalations a person has to act.
-    if refused:
-        return _fail_decision(lifecycle, event.at, f"no receiver accepts the request: {event.refusal}")
-    if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
-        reason = "no receiver confirmed that the job is parked, even after it was asked again"
-        return _fail_decision(lifecycle, event.at, reason)
-    if lifecycle.escalations >= 2:
-        return _fail_decision(
-            lifecycle, event.at, "no receiver confirmed that the job is gone, even after the stop was escalated"
-        )
-    # 3. Repeat the same request first, in case it was lost; then escalate to force.
+    failure = _find_failure(lifecycle, event, refused=refused)
+    if failure is not None:
+        return _fail_decision(lifecycle, event.at, SERVICE, failure, {"escalations": lifecycle.escalations})
+    # Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
     awaited = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
@@ -174,6 +162,19 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
         Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
         Announce(_request_type(lifecycle) if escalations == 1 else EventType.STOP_ESCALATED),
     ]
+
+
+def _find_failure(lifecycle: Lifecycle, event: TimePassed, *, refused: bool) -> str | None:
+    """Why an unconfirmed stop is not requested again."""
+    if event.attempt_over:  # it might end the current attempt
+        return "no receiver reported what became of the job, and the run resumed in a new attempt"
+    if refused:
+        return f"no receiver accepts the request: {event.refusal}"
+    if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
+        return "no receiver confirmed that the job is parked, even after it was asked again"
+    if lifecycle.escalations >= 2:
+        return "no receiver confirmed that the job is gone, even after the stop was escalated"
+    return None
 
 
 def _remind_of_parked(lifecycle: Lifecycle, at: datetime) -> Transition:
@@ -266,15 +267,15 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
         return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
-    reported = replace(lifecycle, failed_at=event.at) if event.state is DecisionState.FAILED else lifecycle
-    ended, record = _end_decision(reported, event.state, event.actor, event.reason, event.details)
+    if event.state is DecisionState.FAILED:
+        return _fail_decision(lifecycle, event.at, event.actor, event.reason, event.details)
+    ended, record = _end_decision(lifecycle, event.state, event.actor, event.reason, event.details)
     if event.state is DecisionState.PARKED:
         parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
         return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
-    event_type = EventType.STOPPED if event.state is DecisionState.CONFIRMED else EventType.STOP_FAILED
-    if lifecycle.state is DecisionState.OBEYED and event_type is EventType.STOPPED:
+    if lifecycle.state is DecisionState.OBEYED:
         return ended, [record]  # announced when the trainer ended the run
-    return ended, [record, Announce(event_type, {"report": event.details})]
+    return ended, [record, Announce(EventType.STOPPED, {"report": event.details})]
 
 
 def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
@@ -331,12 +332,11 @@ def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
 def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
     if lifecycle.action is not Action.PARK or lifecycle.state not in RETURNING:
         return lifecycle, []
-    cancel = Cancel("the run has recovered")
-    if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
-        lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, event.actor, event.reason)
-        return lifecycle, [cancel, record]
-    lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
-    return lifecycle, [cancel, record, Announce(EventType.RESUME_REQUESTED)]
+    asked = lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
+    state = DecisionState.UNDONE if asked else DecisionState.MOOT
+    lifecycle, record = _end_decision(lifecycle, state, event.actor, event.reason)
+    announced = [Announce(EventType.RESUME_REQUESTED)] if asked else []
+    return lifecycle, [Cancel("the run has recovered"), record, *announced]
 
 
 def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
@@ -358,7 +358,7 @@ def _open_veto_window(
     details: dict[str, Any] | None = None,
 ) -> Transition:
     """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
-    due_at = timeouts.find_opening(at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0)))
+    due_at = timeouts.find_opening(at + timedelta(seconds=timeouts.veto_window_seconds))
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     if due_at > at:
         return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_pending_type(lifecycle))]
@@ -381,11 +381,9 @@ def _await_report(
     return replace(lifecycle, state=state, deadline_at=deadline_at)
 
 
-def _fail_decision(lifecycle: Lifecycle, at: datetime, reason: str) -> Transition:
-    details = {"escalations": lifecycle.escalations}
-    failed = replace(lifecycle, failed_at=at)
-    lifecycle, record = _end_decision(failed, DecisionState.FAILED, SERVICE, reason, details)
-    return lifecycle, [record, Announce(EventType.STOP_FAILED, {"report": details})]
+def _fail_decision(lifecycle: Lifecycle, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition:
+    failed, record = _end_decision(lifecycle, DecisionState.FAILED, actor, reason, report)
+    return replace(failed, failed_at=at), [record, Announce(EventType.STOP_FAILED, {"report": report})]
 
 
 def _end_decision(
