@@ -1,9 +1,9 @@
-"""Whose turn it is at the database: decisions first, then each sender in turn."""
+"""Whose turn it is at the database: decisions go first."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,60 +36,39 @@ def decision_lane() -> Iterator[None]:
 
 
 class Turns:
-    """A lock whose waiters are served in this order: decisions, then the others; among each, projects take turns.
+    """A lock that serves decisions first, and among equals whoever came first. Thread-safe.
 
     For the one writer of SQLite. A lock of the standard library serves waiters in any order, so that a pause would wait
-    for every opening of a run that another key has sent before. Thread-safe.
+    for every opening of a run that another key has sent before. No project has more than half of the threads that wait.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_taken = False
-        self._decisions, self._others = _Waiters(), _Waiters()
+        self._decisions, self._others = deque[threading.Lock](), deque[threading.Lock]()
 
     @contextmanager
     def take(self) -> Iterator[None]:
         """Wait for the turn of the current `WORK`, and hold it until the block ends."""
-        self._begin(WORK.get())
+        turn = threading.Lock()
+        turn.acquire()
+        with self._lock:
+            if self._is_taken:
+                (self._decisions if WORK.get().is_decision else self._others).append(turn)
+            else:
+                self._is_taken = True
+                turn.release()
+        # Released by the one that hands over: the turn is then taken already, and nobody can come between.
+        turn.acquire()
         try:
             yield
         finally:
-            self._end()
+            self._hand_over()
 
-    def _begin(self, work: Work) -> None:
+    def _hand_over(self) -> None:
         with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
-                return
-            turn = threading.Lock()
-            turn.acquire()
-            (self._decisions if work.is_decision else self._others).add(work.project, turn)
-        # Released by the one that hands over: the turn is then taken already, and nobody can come between.
-        turn.acquire()
-
-    def _end(self) -> None:
-        with self._lock:
-            turn = self._decisions.take_next() or self._others.take_next()
-            if turn is None:
-                self._is_taken = False
+            waiting = self._decisions or self._others
+            if waiting:
+                waiting.popleft().release()
             else:
-                turn.release()
-
-
-class _Waiters:
-    """Those who wait, by project; the project that was served last comes last."""
-
-    def __init__(self) -> None:
-        self._by_project: OrderedDict[Hashable, deque[threading.Lock]] = OrderedDict()
-
-    def add(self, project: Hashable, turn: threading.Lock) -> None:
-        self._by_project.setdefault(project, deque()).append(turn)
-
-    def take_next(self) -> threading.Lock | None:
-        if not self._by_project:
-            return None
-        project, turns = self._by_project.popitem(last=False)
-        turn = turns.popleft()
-        if turns:
-            self._by_project[project] = turns
-        return turn
+                self._is_taken = False
