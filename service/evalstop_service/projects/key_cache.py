@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import threading
@@ -32,6 +31,9 @@ WRONG_KEYS = Rate(burst=20, per_second=0.5)
 RECORD_SECONDS = 2.0
 """How long a use waits for others, to be recorded with them."""
 
+THREADS = 4
+"""How many keys are read at a time."""
+
 WRONG_SECONDS = 60.0
 """How long a wrong key is remembered, so that a trainer with a revoked key does not lock out others at its address."""
 
@@ -52,9 +54,9 @@ class KeyCache:
         self._keys: TTLCache[bytes, Key] = TTLCache(MOST_KEYS, seconds)
         self._wrong: TTLCache[bytes, bool] = TTLCache(MOST_KEYS, WRONG_SECONDS)
         self._lock = threading.Lock()
+        self._threads = CapacityLimiter(THREADS)
         self._used: dict[UUID, datetime] = {}  # keys whose use is to be recorded
         self._clears = 0
-        self._reads: dict[tuple[str, str, bool, int], asyncio.Task[Key | None]] = {}  # in progress on the event loop
 
     def get(self, secret: str) -> Key | None:
         """The key with this secret, if cached. Its networks are not checked."""
@@ -72,27 +74,17 @@ class KeyCache:
         """
         return _accept_key(self.get(secret) or self._load_key(secret, address, urgent), address)
 
-    async def authenticate_together(
+    async def authenticate_in_thread(
         self, secret: str, address: str, urgent: bool = False, threads: CapacityLimiter | None = None
     ) -> Key | None:
-        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read, in a thread
-        (one of `threads`).
+        """Like `authenticate`, on an event loop: the database is read in a thread (one of `threads`).
 
-        Otherwise all requests of a busy key would read the database at the moment when its cache entry expires.
+        There are few threads, so that many requests whose key has just left the cache read it a few times.
         """
         key = self.get(secret)
-        if key is not None:
+        if key is not None or self._is_wrong(secret):
             return _accept_key(key, address)
-        if self._is_wrong(secret):
-            return None
-        # With the clears: a read that began before a key was revoked must not admit it afterwards.
-        read_key = (secret, address, urgent, self._clears)
-        read = self._reads.get(read_key)
-        if read is None:
-            loading = to_thread.run_sync(self._load_key, secret, address, urgent, limiter=threads)
-            read = self._reads[read_key] = asyncio.create_task(loading)
-            read.add_done_callback(lambda _: self._reads.pop(read_key))
-        return _accept_key(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
+        return await to_thread.run_sync(self.authenticate, secret, address, urgent, limiter=threads or self._threads)
 
     def clear(self) -> None:
         """Empty the cache after a key was revoked."""

@@ -202,7 +202,7 @@ class _BearerKey(SecurityBase):
             urgent = is_decision_path(request.scope["path"])
             key_cache = read_context(request).key_cache
             threads = LIMITS.get().authentication
-            key = await key_cache.authenticate_together(secret, read_address(request), urgent, threads)
+            key = await key_cache.authenticate_in_thread(secret, read_address(request), urgent, threads)
         if key is None:
             raise _explain_refusal(request)
         set_sender(key.id, key.project_id)

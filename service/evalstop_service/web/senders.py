@@ -62,7 +62,7 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
         if secret is not None:
             try:
                 urgent = is_decision_path(scope["path"])
-                key = await key_cache.authenticate_together(secret, address, urgent, LIMITS.get().authentication)
+                key = await key_cache.authenticate_in_thread(secret, address, urgent, LIMITS.get().authentication)
             except TooOften:  # unknown senders get a small share; the route explains the refusal
                 key = None
             if key is not None:

@@ -88,7 +88,7 @@ class IngestEndpoint:
             return
         try:
             client = scope.get("client")
-            key = scope.get(KNOWN_KEY) or await self._key_cache.authenticate_together(
+            key = scope.get(KNOWN_KEY) or await self._key_cache.authenticate_in_thread(
                 secret, client[0] if client else ""
             )
         except Exception as error:
