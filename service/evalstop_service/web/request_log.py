@@ -1,8 +1,7 @@
-"""Middleware around each request and its answer: ids, metrics and the log, slow refusals, headers, HEAD."""
+"""Middleware around each request and its answer: ids, metrics and the log, headers, HEAD."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -14,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.security.rate_limits import Rate, RateLimit
 
 access = logging.getLogger("evalstop_service.access")
 
@@ -30,32 +28,6 @@ HEADERS = {
 }
 
 
-PROMPT_REFUSALS = Rate(burst=20, per_second=5)
-"""Refusals of an address that are answered at once."""
-
-PAUSE_SECONDS = 1.0
-
-REFUSED = frozenset({401, 429})
-
-
-class SlowRefusals:
-    """Delays a refusal by a second if its address has had more than `PROMPT_REFUSALS`.
-
-    Otherwise a flood that retries immediately after each 401 or 429 would be answered as fast as the process can, and
-    use up the processor. Accepted requests are never delayed.
-    """
-
-    def __init__(self, pause_seconds: float = PAUSE_SECONDS) -> None:
-        self._pause_seconds = pause_seconds
-        self._limit = RateLimit(PROMPT_REFUSALS)
-
-    async def delay(self, scope: Scope) -> None:
-        """Wait before a refused request is answered."""
-        address = scope["client"][0] if scope.get("client") else ""
-        if self._limit.spend(address):
-            await asyncio.sleep(self._pause_seconds)
-
-
 class RequestLog:
     """ASGI middleware. The id of a request is taken from `X-Request-Id` or generated, and returned in the same header.
 
@@ -67,12 +39,10 @@ class RequestLog:
         app: ASGIApp,
         service_metrics: ServiceMetrics,
         access_log: bool,
-        refusals: SlowRefusals | None = None,
     ) -> None:
         self._app = app
         self._seconds = service_metrics.request_seconds
         self._access_log = access_log
-        self._refusals = refusals or SlowRefusals()
         self._series: dict[tuple[int, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,8 +69,6 @@ class RequestLog:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
                 self._observe(scope, status, time.perf_counter() - started)
-                if status in REFUSED:
-                    await self._refusals.delay(scope)
             await send(message)
 
         try:
