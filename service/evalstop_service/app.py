@@ -199,7 +199,7 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         context.clock,
         partial(tell_trainer, context.database, context.clock),
         settings.max_body_bytes,
-        held_bodies.long,
+        held_bodies.known,
         context.limits.processor,
     )
     entrance = Entrance(ingest_endpoint, context.limits, context.key_cache)

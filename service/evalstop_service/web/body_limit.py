@@ -6,10 +6,8 @@ The sender is identified before any of the body is held. It has a share of each 
 | pool | for | in all | a key | a project |
 |---|---|---|---|---|
 | decisions | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB | 4 MiB |
-| sign-in | the sign-in form | 4 MiB | 256 KiB per address | |
-| short | bodies up to 64 KiB of any key or session | 16 MiB | 4 MiB | 8 MiB |
-| long | other bodies of a key or session | 64 MiB | 16 MiB, or one body if the limit is higher | 32 MiB |
-| strangers | bodies without a valid key or session | 8 MiB | 512 KiB per address | |
+| bodies | other bodies of a key or session | 64 MiB | 16 MiB, or one body if the limit is higher | 32 MiB |
+| strangers | bodies without a valid key or session, and the sign-in form | 8 MiB | 512 KiB per address | |
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ else:
     from backports import zstd
 
 SHORT_BYTES = 64 * 1024
-"""Largest short body, and the most that is held without a valid key or session."""
+"""Largest body of a decision, and the most that is held without a valid key or session."""
 
 _MIB = 2**20
 
@@ -88,21 +86,16 @@ class HeldBodies:
 
     def __init__(self, max_bytes: int) -> None:
         largest = max(64 * _MIB, 2 * max_bytes)
-        self.long = Places("long bodies", Limit(largest, max(16 * _MIB, max_bytes), largest // 2))
+        self.known = Places("bodies", Limit(largest, max(16 * _MIB, max_bytes), largest // 2))
         self._decisions = Places("bodies of decisions", Limit(8 * _MIB, _MIB, 4 * _MIB))
-        self._sign_in = Places("sign-in forms", Limit(4 * _MIB, _MIB // 4, _MIB // 4))
-        self._short = Places("short bodies", Limit(16 * _MIB, 4 * _MIB, 8 * _MIB))
         self._strangers = Places("bodies without a key", Limit(8 * _MIB, _MIB // 2, _MIB // 2))
 
     def select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> Places:
         """The pool for a body; `declared_bytes`: its declared length, or None."""
-        if path == SIGN_IN:
-            return self._sign_in
-        if not sender.known:
+        if not sender.known or path == SIGN_IN:
             return self._strangers
-        if declared_bytes is None or declared_bytes > SHORT_BYTES:
-            return self.long
-        return self._decisions if sender.reports and is_decision_path(path) else self._short
+        is_short = declared_bytes is not None and declared_bytes <= SHORT_BYTES
+        return self._decisions if is_short and sender.reports and is_decision_path(path) else self.known
 
 
 class BodyLimit:
