@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
-from evalstop_service.domain.fields import check_text
 from evalstop_service.errors import Overloaded, QuotaReached, TooOften
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
@@ -213,15 +212,7 @@ def read(body: bytes) -> tuple[PostedObservation, ...] | None:
         or (times and times != sum(point.time is not None for point in points))
     ):
         return None
-    return tuple(points) if all(map(_is_plain, {point.metric for point in points})) else None
-
-
-@lru_cache(maxsize=10_000)
-def _is_plain(name: str) -> bool:
-    try:
-        return check_text(name) == name
-    except ValueError:
-        return False
+    return tuple(points)
 
 
 def _replay_body(body: bytes, next_event: Event | None, receive: Receive) -> Receive:
