@@ -8,7 +8,6 @@ from typing import Any
 import sqlalchemy as sa
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import DecisionOutcome
-from evalstop_service.runs.retention import Pace
 from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
 from evalstop_service.store.database import Database, Transaction
@@ -28,7 +27,7 @@ NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 KEEP_DAYS = 30
 
 
-WITHOUT_PAUSES = Pace(rows=7, pause_seconds=0)
+FEW_ROWS = 7
 
 
 def set_up_project_with_retention(database: Database, keep_days: int | None = KEEP_DAYS) -> ProjectFixture:

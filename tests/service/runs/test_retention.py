@@ -11,7 +11,7 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import Conflict
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import retention
-from evalstop_service.runs.retention import Pace, PruneResult
+from evalstop_service.runs.retention import PruneResult
 from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tests.service.concurrency import wait_until
 from tests.service.ended_runs import (
+    FEW_ROWS,
     KEEP_DAYS,
     NOW,
-    WITHOUT_PAUSES,
     add_delivery,
     add_ended_run,
     has_no_details,
@@ -67,10 +67,10 @@ def test_run_keeps_its_details_until_its_stop_is_confirmed(database: Database) -
     turn = project.load_run(run).turn
     assert turn is not None
     long_after = NOW + timedelta(days=KEEP_DAYS + 1)
-    assert retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES).runs == {}
+    assert retention.prune_runs(database, long_after, rows=FEW_ROWS).runs == {}
     for state in (DecisionState.FAILED, DecisionState.CONFIRMED):
         project.record_report(decision, state, long_after)
-        retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES)
+        retention.prune_runs(database, long_after, rows=FEW_ROWS)
         assert is_marked_pruned(project, run)
         assert project.load_run(run).turn == turn
 
@@ -127,7 +127,7 @@ def test_prune_removes_only_old_ended_runs(database: Database, drawn: list[Drawn
                 add_delivery(tx, project, runs[-1], drawn_run.delivery, enabled=drawn_run.enabled)
     all_tables = (*rows.REMOVED, *KEPT, tables.run_deletions)
     before = [load_tables(database, run, all_tables) for run in runs]
-    result = retention.prune_runs(database, NOW, pace=Pace(rows=batch, pause_seconds=0))
+    result = retention.prune_runs(database, NOW, rows=batch)
     assert result.runs == (
         {load_project_name(first): sum(drawn_run.is_old for drawn_run in drawn)}
         if any(drawn_run.is_old for drawn_run in drawn)
@@ -178,7 +178,7 @@ def test_interrupted_pruning_is_continued(database: Database) -> None:
     all_tables = [load_tables(database, run, rows.REMOVED) for run in runs]
     passes = 0
     while not all(has_no_details(database, run) for run in runs):
-        result = retention.prune_runs(database, NOW, pace=Pace(rows=17, pause_seconds=0), pause=lambda _: True)
+        result = retention.prune_runs(database, NOW, rows=17, pause=lambda _: True)
         assert result.rows <= 17
         for run, all_rows in zip(runs, all_tables, strict=True):
             assert is_marked_pruned(project, run) or load_tables(database, run, rows.REMOVED) == all_rows
@@ -192,7 +192,7 @@ def test_pruned_run_is_refused(embedded_database: Database) -> None:
     """The error says when the run was pruned and what to do instead."""
     project = set_up_project_with_retention(embedded_database)
     run = add_ended_run(project, 100)
-    retention.prune_runs(embedded_database, NOW, pace=WITHOUT_PAUSES)
+    retention.prune_runs(embedded_database, NOW, rows=FEW_ROWS)
     with pytest.raises(Conflict, match=r"pruned at 2026-06-01.*open a run under another name"):
         project.post_observations(run, evals(0.5, start=1000))
 
@@ -201,7 +201,7 @@ def test_pruned_runs_and_rows_are_counted(embedded_database: Database) -> None:
     """The counters equal what the pass reports."""
     add_ended_run(set_up_project_with_retention(embedded_database), 100)
     service_metrics = ServiceMetrics()
-    result = retention.prune_runs(embedded_database, NOW, pace=WITHOUT_PAUSES, service_metrics=service_metrics)
+    result = retention.prune_runs(embedded_database, NOW, rows=FEW_ROWS, service_metrics=service_metrics)
     read_sample = service_metrics.registry.get_sample_value
     assert read_sample("evalstop_pruned_runs_total") == sum(result.runs.values()) == 1
     assert read_sample("evalstop_pruned_rows_total") == result.rows == 20 * 2 + 3 + 3 + 1 + 1

@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 from evalstop_service.runs import retention
-from evalstop_service.runs.retention import Pace
 from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -18,9 +17,9 @@ from evalstop_service.store.database import Database
 from tests.service import project_fixture
 from tests.service.concurrency import run_concurrently
 from tests.service.ended_runs import (
+    FEW_ROWS,
     KEEP_DAYS,
     NOW,
-    WITHOUT_PAUSES,
     add_ended_run,
     has_no_details,
     is_marked_pruned,
@@ -50,11 +49,11 @@ def test_locked_run_is_skipped(postgres_database: Database) -> None:
     locked_run, free_run = add_ended_run(project, 200), add_ended_run(project, 100)
     with set_short_lock_timeout(postgres_database), postgres_database.transaction() as tx:
         tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == locked_run.id).with_for_update())
-        result = retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES)
+        result = retention.prune_runs(postgres_database, NOW, rows=FEW_ROWS)
         assert result.runs == {load_project_name(project): 1}
     assert not is_marked_pruned(project, locked_run)
     assert has_no_details(postgres_database, free_run)
-    assert retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES).runs == {load_project_name(project): 1}
+    assert retention.prune_runs(postgres_database, NOW, rows=FEW_ROWS).runs == {load_project_name(project): 1}
     assert has_no_details(postgres_database, locked_run)
 
 
@@ -109,7 +108,7 @@ def test_writers_get_a_turn_between_transactions(database: Database) -> None:
         writes += 1
         return False
 
-    retention.prune_runs(database, NOW, pace=WITHOUT_PAUSES, pause=write_observation)
+    retention.prune_runs(database, NOW, rows=FEW_ROWS, pause=write_observation)
     assert writes > 5
     assert len(project.load_rows(tables.observations, live)) == writes
 
@@ -125,7 +124,7 @@ def test_writer_beside_pruning_loses_nothing(database: Database) -> None:
         add_ended_run(project, 100, observation_count=30)
 
     def prune() -> None:
-        retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0))
+        retention.prune_runs(database, NOW, rows=5)
 
     def post() -> None:
         for step, value in enumerate(values):
@@ -146,7 +145,7 @@ def test_processes_prune_together(database: Database) -> None:
     results: list[retention.PruneResult] = []
 
     def prune() -> None:
-        results.append(retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0)))
+        results.append(retention.prune_runs(database, NOW, rows=5))
 
     assert run_concurrently(prune, prune, prune) == []
     assert sum(sum(result.runs.values()) for result in results) == len(ended)
