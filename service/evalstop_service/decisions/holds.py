@@ -99,7 +99,7 @@ def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) 
 def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
     """Put the stop of a run, which is locked, on hold; None if no stop is to go out, or it was handed over."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is None or not decision.life.is_unsent or not raised:
+    if decision is None or not decision.is_unsent or not raised:
         return None
     moved = transitions.move_decision(
         tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised))

@@ -23,10 +23,8 @@ from evalstop_service.domain.decision_lifecycle import (
     Event,
     GuardsChecked,
     Instruction,
-    Lifecycle,
     Mode,
     Postponed,
-    Record,
     RunResumed,
     StopDecided,
     StopOrdered,
@@ -116,25 +114,25 @@ def _insert_decision(
     verdict: Verdict,
     observed_probability: float,
 ) -> Decision:
-    lifecycle, instructions = decision_transitions.start_lifecycle(event, choose_timeouts(project))
-    _raise_refusal(instructions)
-    decision = Decision(
+    begun = Decision(
         id=decision_id,
         run_id=run.id,
         project_id=run.project_id,
         attempt=run.attempt,
-        state=lifecycle.state,
+        state=DecisionState.SHADOW,
         step=step,
         verdict=verdict,
         best_checkpoint=run.best_checkpoint,
         policy_id=run.policy_id,
-        due_at=lifecycle.due_at,
+        due_at=event.at,
         created_at=event.at,
         run_name=run.name,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
         observed_probability=observed_probability,
-    ).moved(lifecycle, _list_records(instructions))
+    )
+    decision, instructions = decision_transitions.start_lifecycle(begun, event, choose_timeouts(project))
+    _raise_refusal(instructions)
     decisions.add_decision(tx, decision)
     _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
@@ -153,10 +151,9 @@ def move_decision(
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
     project = project or projects.get_project(tx, run.project_id)
-    before = _load_lifecycle(tx, decision, event)
-    lifecycle, instructions = decision_transitions.apply_event(before, event, choose_timeouts(project))
+    before = _load_history(tx, decision, event)
+    moved, instructions = decision_transitions.apply_event(before, event, choose_timeouts(project))
     _raise_refusal(instructions)
-    moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
@@ -180,10 +177,6 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
 def still_stops(project: Project, run: Run, decision: Decision) -> bool:
     is_current = run.status == RunStatus.RUNNING and run.attempt == decision.attempt
     return run.verdict.stops and is_current and project.max_mode is Mode.ENFORCE
-
-
-def _list_records(instructions: Sequence[Instruction]) -> list[Record]:
-    return [instruction for instruction in instructions if isinstance(instruction, Record)]
 
 
 def _raise_refusal(instructions: Sequence[Instruction]) -> None:
@@ -224,24 +217,24 @@ def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, ob
 def list_allowed(tx: Transaction, project: Project, decision: Decision, events: Iterable[Event]) -> list[Event]:
     """Those of these events that would change a decision."""
     listed = list(events)
-    lifecycle = _load_lifecycle(tx, decision, *listed)
+    lifecycle = _load_history(tx, decision, *listed)
     timeouts = choose_timeouts(project)
     return [event for event in listed if decision_transitions.is_allowed(lifecycle, event, timeouts)]
 
 
-def _load_lifecycle(tx: Transaction, decision: Decision, *events: Event) -> Lifecycle:
-    """The state of a decision, with the part of its history that these events depend on."""
+def _load_history(tx: Transaction, decision: Decision, *events: Event) -> Decision:
+    """The decision with the part of its history that these events depend on."""
     if any(isinstance(event, Postponed) for event in events):
         was_postponed = False  # in the present veto window
         for change in decisions.list_changes(tx, decision):
             is_pending = change.state is DecisionState.PENDING
             was_postponed = is_pending and (was_postponed or "postponed_until" in change.details)
-        return replace(decision.life, was_postponed=was_postponed)
+        return replace(decision, was_postponed=was_postponed)
     if decision.state is not DecisionState.UNDONE:
-        return decision.life
+        return decision
     details = [change.details for change in decisions.list_changes(tx, decision) if change.state == decision.state]
     reported = frozenset(item["reported"] for item in details if "reported" in item)
-    return replace(decision.life, late_reports=reported)
+    return replace(decision, late_reports=reported)
 
 
 def choose_timeouts(project: Project) -> Timeouts:

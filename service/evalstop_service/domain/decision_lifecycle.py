@@ -25,7 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta
 
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.times import StopHours
@@ -155,26 +157,35 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """The state of a decision.
+    """The state of a decision; a row of decisions has more.
 
-    `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts by
-    itself; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after
-    it was undone. `was_postponed`: a person had it wait in this veto window. `reason`: of its state. `handed_over_at`,
-    `handed_over_to`: when the stop first went out, and to whom, in words. `failed_at`: when it failed, if it has.
+    `guard_kinds`: the guards that hold it. Of its history: `late_reports`, what receivers reported after it was undone;
+    `was_postponed`, whether a person had it wait in this veto window.
     """
 
-    state: DecisionState
-    due_at: datetime
-    deadline_at: datetime | None = None
-    escalations: int = 0
-    guard_kinds: frozenset[str] = frozenset()
-    late_reports: frozenset[str] = frozenset()
-    action: Action = Action.STOP
-    was_postponed: bool = False
-    reason: str = ""
-    handed_over_at: datetime | None = None
-    handed_over_to: str | None = None
-    failed_at: datetime | None = None
+    state: Annotated[DecisionState, Meta(description="its state in the life cycle")]
+    due_at: Annotated[
+        datetime, Meta(description="the end of the veto window; it can be vetoed until it is handed over")
+    ]
+    deadline_at: Annotated[
+        datetime | None,
+        Meta(description="next check: a stop on hold is tried again, an unconfirmed one is escalated"),
+    ] = None
+    escalations: Annotated[int, Meta(description="how often it was not confirmed in time")] = 0
+    state_reason: Annotated[
+        str, Meta(description="why it is in this state; for a stop on hold, the guards' reasons")
+    ] = ""
+    guard_kinds: list[str] = field(default_factory=list)
+    action: Annotated[Action, Meta(description="stop the job, or park it so that it can resume")] = Action.STOP
+    handed_over_at: Annotated[
+        datetime | None, Meta(description="when the stop first went out; null: it can still be vetoed")
+    ] = None
+    handed_over_to: Annotated[str | None, Meta(description="to whom it went out first, a receiver or the trainer")] = (
+        None
+    )
+    failed_at: Annotated[datetime | None, Meta(description="when the stop last failed; null: it has not")] = None
+    late_reports: frozenset[str] = field(default=frozenset(), compare=False)
+    was_postponed: bool = field(default=False, compare=False)
 
     @property
     def is_vetoable(self) -> bool:
@@ -403,4 +414,6 @@ class Refuse:
 
 
 Instruction = Record | Announce | Cancel | Refuse
-Transition = tuple[Lifecycle, list[Instruction]]
+L = TypeVar("L", bound=Lifecycle)
+
+Transition = tuple[L, list[Instruction]]

@@ -24,6 +24,7 @@ from evalstop_service.domain.decision_lifecycle import (
     GuardsChecked,
     GuardsRaised,
     Instruction,
+    L,
     Lifecycle,
     Mode,
     Postponed,
@@ -54,23 +55,35 @@ PARKED_SECONDS = 7 * 86_400.0
 """When people are reminded of a parked job, and again after the same time."""
 
 
-def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Transition:
-    """The first state of a decision, and the instructions that follow."""
+def start_lifecycle(begun: L, event: StopDecided | StopOrdered, timeouts: Timeouts) -> Transition[L]:
+    """The first state of a decision, which `begun` has not reached yet, and the instructions that follow."""
     if isinstance(event, StopOrdered):
-        return _apply_order(Lifecycle(DecisionState.SHADOW, event.at), event, timeouts)
+        return _state_reason(*_apply_order(begun, event, timeouts))
     due_at = event.at + timedelta(seconds=timeouts.veto_window_seconds)
+    begun = replace(begun, due_at=due_at, action=event.action)
     if event.mode is Mode.SHADOW or event.held_out:
         state = DecisionState.SHADOW if event.mode is Mode.SHADOW else DecisionState.HELD_OUT
-        lifecycle = Lifecycle(state, due_at, action=event.action)
-        return lifecycle, [Record(state, event.actor, event.reason, event.draw)]
-    lifecycle = Lifecycle(DecisionState.PENDING, due_at, action=event.action)
+        return _state_reason(replace(begun, state=state), [Record(state, event.actor, event.reason, event.draw)])
     if event.guards:
-        return _put_on_hold(lifecycle, event.at, event.guards, event.actor, event.reason)
-    return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts)
+        return _state_reason(*_put_on_hold(begun, event.at, event.guards, event.actor, event.reason))
+    return _state_reason(*_open_veto_window(begun, event.at, event.actor, event.reason, timeouts))
 
 
-def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Transition:
+def apply_event(lifecycle: L, event: Event, timeouts: Timeouts) -> Transition[L]:
     """The state after an event, and the instructions that follow; a single `Refuse` where nothing changes."""
+    return _state_reason(*_apply(lifecycle, event, timeouts))
+
+
+def _state_reason(lifecycle: L, instructions: list[Instruction]) -> Transition[L]:
+    """The transition with the reason of its last change, and without the guards of a stop that is not on hold."""
+    records = [instruction for instruction in instructions if isinstance(instruction, Record)]
+    if records:
+        guard_kinds = lifecycle.guard_kinds if lifecycle.state is DecisionState.ON_HOLD else []
+        lifecycle = replace(lifecycle, state_reason=records[-1].state_reason, guard_kinds=guard_kinds)
+    return lifecycle, instructions
+
+
+def _apply(lifecycle: L, event: Event, timeouts: Timeouts) -> Transition[L]:
     match event:
         case TimePassed():
             return _apply_time(lifecycle, event, timeouts)
@@ -123,7 +136,7 @@ def explain_hours(opening: datetime) -> str:
     return f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
 
 
-def is_allowed(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> bool:
+def is_allowed(lifecycle: L, event: Event, timeouts: Timeouts) -> bool:
     """Whether an event would change the decision: people are offered what is allowed, by the same rules."""
     after, instructions = apply_event(lifecycle, event, timeouts)
     return after != lifecycle and not any(isinstance(instruction, Refuse) for instruction in instructions)
@@ -142,7 +155,7 @@ def allowed_actions(lifecycle: Lifecycle | None, at: datetime, heard_at: datetim
     return [name for name, command in commands if is_allowed(lifecycle, command, Timeouts(0.0, 0.0))]
 
 
-def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> Transition:
+def _apply_time(lifecycle: L, event: TimePassed, timeouts: Timeouts) -> Transition[L]:
     overdue = lifecycle.deadline_at is not None and lifecycle.deadline_at <= event.at
     refused = event.refusal is not None and lifecycle.state is not DecisionState.ACKNOWLEDGED
     if overdue and lifecycle.state is DecisionState.PARKED:
@@ -164,7 +177,7 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
     ]
 
 
-def _find_failure(lifecycle: Lifecycle, event: TimePassed, *, refused: bool) -> str | None:
+def _find_failure(lifecycle: L, event: TimePassed, *, refused: bool) -> str | None:
     """Why an unconfirmed stop is not requested again."""
     if event.attempt_over:  # it might end the current attempt
         return "no receiver reported what became of the job, and the run resumed in a new attempt"
@@ -177,14 +190,14 @@ def _find_failure(lifecycle: Lifecycle, event: TimePassed, *, refused: bool) -> 
     return None
 
 
-def _remind_of_parked(lifecycle: Lifecycle, at: datetime) -> Transition:
+def _remind_of_parked(lifecycle: L, at: datetime) -> Transition[L]:
     """Remind people of a job parked so long that it may have been forgotten."""
     lifecycle = replace(lifecycle, deadline_at=at + timedelta(seconds=PARKED_SECONDS))
     reason = f"parked for {PARKED_SECONDS / 86_400:.0f} days: have it return, or stop it"
     return lifecycle, [Record(lifecycle.state, SERVICE, reason), Announce(EventType.PARK_OVERDUE)]
 
 
-def _apply_guard_check(lifecycle: Lifecycle, event: GuardsChecked, timeouts: Timeouts) -> Transition:
+def _apply_guard_check(lifecycle: L, event: GuardsChecked, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state is not DecisionState.ON_HOLD:
         return lifecycle, []
     if event.verdict_stops and not event.guards:
@@ -194,7 +207,7 @@ def _apply_guard_check(lifecycle: Lifecycle, event: GuardsChecked, timeouts: Tim
     return replace(lifecycle, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
 
 
-def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) -> Transition:
+def _apply_release(lifecycle: L, event: Released, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state in STOPPING or lifecycle.state is DecisionState.PENDING:
         return lifecycle, []
     if lifecycle.state is not DecisionState.ON_HOLD:
@@ -204,7 +217,7 @@ def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) ->
     return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts, _describe_guards(event.guards))
 
 
-def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -> Transition:
+def _apply_order(lifecycle: L, event: StopOrdered, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state in AWAITING_CONFIRMATION and lifecycle.action is Action.PARK:
         return lifecycle, [Refuse("the job is being parked; stop the run once it is parked")]
     if lifecycle.state in AWAITING_CONFIRMATION:
@@ -225,7 +238,7 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
     ]
 
 
-def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
+def _apply_veto(lifecycle: L, event: Vetoed) -> Transition[L]:
     if lifecycle.state is DecisionState.VETOED:
         return lifecycle, []
     if not lifecycle.is_vetoable:
@@ -239,7 +252,7 @@ def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
     return lifecycle, [Cancel("the decision was vetoed"), record]
 
 
-def _apply_postponement(lifecycle: Lifecycle, event: Postponed, timeouts: Timeouts) -> Transition:
+def _apply_postponement(lifecycle: L, event: Postponed, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state is not DecisionState.PENDING:
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}; only a pending one can wait")]
     if lifecycle.was_postponed:
@@ -250,7 +263,7 @@ def _apply_postponement(lifecycle: Lifecycle, event: Postponed, timeouts: Timeou
     return postponed, [Record(DecisionState.PENDING, event.actor, event.reason, details)]
 
 
-def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> Transition:
+def _apply_report(lifecycle: L, event: Reported, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state is DecisionState.UNDONE:
         if event.state in lifecycle.late_reports:
             return lifecycle, []
@@ -278,22 +291,22 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
     return ended, [record, Announce(EventType.STOPPED, {"report": event.details})]
 
 
-def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
+def _apply_run_end(lifecycle: L, event: RunEnded) -> Transition[L]:
     ended = f"the run ended by itself: {event.status}"
-    if lifecycle.state is DecisionState.FAILED and not lifecycle.reason.endswith(ended):
-        reason = f"{lifecycle.reason}; {ended}"
-        return replace(lifecycle, reason=reason), [Record(DecisionState.FAILED, SERVICE, reason)]
+    if lifecycle.state is DecisionState.FAILED and not lifecycle.state_reason.endswith(ended):
+        reason = f"{lifecycle.state_reason}; {ended}"
+        return lifecycle, [Record(DecisionState.FAILED, SERVICE, reason)]
     unsent = lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD)
     unseen = lifecycle.state in (DecisionState.REQUESTED, DecisionState.ESCALATED) and not event.receiver_informed
     if not unsent and not unseen and lifecycle.state is not DecisionState.PARKED:
         return lifecycle, []
     # What people ask later is why the run was not stopped, not that it ended.
-    reason = f"on hold when {ended}; {lifecycle.reason}" if lifecycle.state is DecisionState.ON_HOLD else ended
+    reason = f"on hold when {ended}; {lifecycle.state_reason}" if lifecycle.state is DecisionState.ON_HOLD else ended
     lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, reason)
     return lifecycle, [Cancel("the run ended by itself"), record]
 
 
-def _apply_obedience(lifecycle: Lifecycle, event: RunObeyed) -> Transition:
+def _apply_obedience(lifecycle: L, event: RunObeyed) -> Transition[L]:
     if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is Action.PARK:
         return lifecycle, []
     reason = "the trainer saw the stop and ended the run by itself"
@@ -301,7 +314,7 @@ def _apply_obedience(lifecycle: Lifecycle, event: RunObeyed) -> Transition:
     return lifecycle, [Cancel(reason), record, Announce(EventType.STOPPED, {"report": {"reason": reason}})]
 
 
-def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
+def _apply_resume(lifecycle: L, event: RunResumed) -> Transition[L]:
     instructions: list[Instruction] = [Cancel("the run resumed in a new attempt")]
     if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
         state, before = DecisionState.VETOED, "the stop was requested"
@@ -314,7 +327,7 @@ def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
     return lifecycle, [*instructions, record]
 
 
-def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
+def _apply_undo(lifecycle: L, event: Undone) -> Transition[L]:
     if lifecycle.state is DecisionState.UNDONE:
         return lifecycle, []
     if lifecycle.state is DecisionState.FAILED and event.heard_at is None:
@@ -329,7 +342,7 @@ def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
     return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
 
 
-def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
+def _apply_recovery(lifecycle: L, event: Recovered) -> Transition[L]:
     if lifecycle.action is not Action.PARK or lifecycle.state not in RETURNING:
         return lifecycle, []
     asked = lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
@@ -339,24 +352,24 @@ def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
     return lifecycle, [Cancel("the run has recovered"), record, *announced]
 
 
-def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
+def _put_on_hold(lifecycle: L, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition[L]:
     # The last decision of a job releases the others, which wait for nothing else.
     is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
     deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
-    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_list_kinds(guards))
-    on_hold = replace(on_hold, reason=_join_reasons(guards), escalations=0)
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, escalations=0)
+    on_hold = replace(on_hold, guard_kinds=_list_kinds(guards))
     details = _describe_guards(guards)
     return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 
 
 def _open_veto_window(
-    lifecycle: Lifecycle,
+    lifecycle: L,
     at: datetime,
     actor: str,
     reason: str,
     timeouts: Timeouts,
     details: dict[str, Any] | None = None,
-) -> Transition:
+) -> Transition[L]:
     """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
     due_at = timeouts.find_opening(at + timedelta(seconds=timeouts.veto_window_seconds))
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
@@ -375,26 +388,26 @@ def _pending_type(lifecycle: Lifecycle) -> EventType:
 
 
 def _await_report(
-    lifecycle: Lifecycle, state: DecisionState, at: datetime, timeouts: Timeouts, expected_seconds: float = 0.0
-) -> Lifecycle:
+    lifecycle: L, state: DecisionState, at: datetime, timeouts: Timeouts, expected_seconds: float = 0.0
+) -> L:
     deadline_at = at + timedelta(seconds=expected_seconds + timeouts.confirm_seconds)
     return replace(lifecycle, state=state, deadline_at=deadline_at)
 
 
-def _fail_decision(lifecycle: Lifecycle, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition:
+def _fail_decision(lifecycle: L, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition[L]:
     failed, record = _end_decision(lifecycle, DecisionState.FAILED, actor, reason, report)
     return replace(failed, failed_at=at), [record, Announce(EventType.STOP_FAILED, {"report": report})]
 
 
 def _end_decision(
-    lifecycle: Lifecycle, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
-) -> tuple[Lifecycle, Record]:
+    lifecycle: L, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
+) -> tuple[L, Record]:
     record = Record(state, actor, reason, details or {})
-    return replace(lifecycle, state=state, deadline_at=None, reason=reason), record
+    return replace(lifecycle, state=state, deadline_at=None), record
 
 
-def _list_kinds(guards: Iterable[Guard]) -> frozenset[str]:
-    return frozenset(guard.kind for guard in guards)
+def _list_kinds(guards: Iterable[Guard]) -> list[str]:
+    return sorted({guard.kind for guard in guards})
 
 
 def _join_reasons(guards: Iterable[Guard]) -> str:

@@ -10,10 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import (
-    DecisionState,
-    Record,
-)
+from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns
@@ -21,7 +18,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
 from evalstop_service.store.tables.columns import columns_of
-from evalstop_service.store.tables.decisions import IS_UNSENT, LIFE
+from evalstop_service.store.tables.decisions import IS_UNSENT
 from evalstop_service.store.tables.decisions import Decision as Decision
 from evalstop_service.store.tables.decisions import DecisionChange as DecisionChange
 
@@ -66,10 +63,8 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
     """Store a transition from the state in which the decision was read; False if another transaction was faster."""
     row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
     row["as_handed_over"] = decision.handed_over_at
-    values = {name: getattr(moved, name) for name in (*LIFE, "state_reason", "guard_kinds")} | {
-        "asked_at": None,
-        "asked_by": None,
-    }
+    values = {column.name: getattr(moved, column.name) for column in columns_of(decisions, Lifecycle)}
+    values |= {"asked_at": None, "asked_by": None}
     return tx.execute(_MOVE, row | values).rowcount == 1
 
 

@@ -24,6 +24,7 @@ from evalstop_service.domain.decision_lifecycle import (
     GuardsChecked,
     GuardsRaised,
     Instruction,
+    Lifecycle,
     Mode,
     Record,
     Recovered,
@@ -109,7 +110,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.waiting: list[Announce] = []  # stops that wait for their due time or for a worker
         self.sent: list[str] = []
         decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out, action=action)
-        self.lifecycle, instructions = decision_transitions.start_lifecycle(decided, self.timeouts)
+        self.lifecycle, instructions = decision_transitions.start_lifecycle(
+            Lifecycle(DecisionState.SHADOW, NOW), decided, self.timeouts
+        )
         self.execute_instructions(instructions)
         assert (self.lifecycle.state in OBSERVED) == (mode is Mode.SHADOW or held_out)
 

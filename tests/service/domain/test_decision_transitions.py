@@ -39,6 +39,7 @@ from tests.service.project_fixture import NOW
 
 TIMEOUTS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
 NO_VETO_WINDOW = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
+BEGUN = Lifecycle(DecisionState.SHADOW, NOW)
 
 
 def find_announced(instructions: list[Instruction]) -> list[str]:
@@ -47,7 +48,9 @@ def find_announced(instructions: list[Instruction]) -> list[str]:
 
 def test_unconfirmed_stop_escalates_in_steps() -> None:
     """An unconfirmed stop is requested again, escalated, then failed, each after its own deadline."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    life, _ = decision_transitions.start_lifecycle(
+        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
+    )
     announced: list[list[str]] = []
     for period in range(1, 4):
         at = NOW + timedelta(seconds=900 * period)
@@ -68,7 +71,7 @@ def test_unconfirmed_stop_escalates_in_steps() -> None:
 def test_unconfirmed_park_is_requested_twice_and_never_forced() -> None:
     """A job that nobody parks goes on: the second deadline fails the decision."""
     decided = StopDecided(NOW, "policy", "", Mode.ENFORCE, (), action=Action.PARK)
-    life, _ = decision_transitions.start_lifecycle(decided, NO_VETO_WINDOW)
+    life, _ = decision_transitions.start_lifecycle(BEGUN, decided, NO_VETO_WINDOW)
     announced: list[list[str]] = []
     for period in (1, 2):
         event = TimePassed(NOW + timedelta(seconds=900 * period))
@@ -134,7 +137,7 @@ def test_acknowledged_stop_is_not_failed_by_a_refusal() -> None:
 
 def test_stop_on_hold_without_a_verdict_is_left_alone() -> None:
     """Other guards are recorded only while the verdict calls for the stop; released, the veto window begins."""
-    life = Lifecycle(DecisionState.ON_HOLD, NOW, NOW, guard_kinds=frozenset({"paused"}))
+    life = Lifecycle(DecisionState.ON_HOLD, NOW, NOW, guard_kinds=["paused"])
     guards = (Guard(GuardKind.STALE, "it is silent"),)
     after, instructions = decision_transitions.apply_event(life, GuardsChecked(NOW, guards, False), TIMEOUTS)
     assert (after.guard_kinds, instructions) == (life.guard_kinds, [])
@@ -190,7 +193,9 @@ def test_stop_that_no_receiver_has_ends_with_its_run(state: DecisionState) -> No
 
 def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
     """Repeating it could end the job that continues the run, so it fails with an event instead."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    life, _ = decision_transitions.start_lifecycle(
+        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
+    )
     life, instructions = decision_transitions.apply_event(
         life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW
     )
@@ -200,7 +205,9 @@ def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
 
 def test_acknowledgement_sets_the_deadline() -> None:
     """The deadline is the receiver's expected time plus the project's confirmation time."""
-    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    life, _ = decision_transitions.start_lifecycle(
+        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
+    )
     at = NOW + timedelta(seconds=10)
     life, _ = decision_transitions.apply_event(
         life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW

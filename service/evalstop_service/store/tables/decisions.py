@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,7 +17,6 @@ from evalstop_service.domain.decision_lifecycle import (
     Action,
     DecisionState,
     Lifecycle,
-    Record,
 )
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import BestCheckpoint, Call, JudgedCall, RunAssessment, Verdict
@@ -37,43 +35,26 @@ from evalstop_service.store.tables.columns import UtcTime, make_table, metadata,
 IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
 
 
-LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to", "failed_at")
-"""The fields that a decision shares with its life cycle."""
-
-
-@dataclass(frozen=True)
-class Decision:
+@dataclass(frozen=True, kw_only=True)
+class Decision(Lifecycle):
     """A stop verdict on record.
 
     `observed_probability`: the probability with which the run was held out so that its outcome is observed.
-    `guard_kinds`: the guards that put it on hold.
     """
 
     id: Annotated[UUID, doc("id of the decision")]
     run_id: Annotated[UUID, doc("the run to be stopped")]
     project_id: UUID
     attempt: Annotated[int, doc("the run's attempt")]
-    state: Annotated[DecisionState, doc("its state in the life cycle")]
     step: Annotated[int, doc("the step at which the policy wanted the stop")]
     verdict: Annotated[Verdict, doc("the verdict at that time, with its evidence")]
     best_checkpoint: Annotated[BestCheckpoint | None, doc("at the time of the decision")]
     policy_id: UUID
-    due_at: Annotated[datetime, doc("the end of the veto window; it can be vetoed until it is handed over")]
     created_at: Annotated[datetime, doc("when the policy wanted the stop")]
     run_name: Annotated[str, doc("the run's name")]
     policy_name: str
     policy_version: int
     observed_probability: float
-    deadline_at: Annotated[
-        datetime | None, doc("next check: a stop on hold is tried again, an unconfirmed one is escalated")
-    ] = None
-    escalations: Annotated[int, doc("how often it was not confirmed in time")] = 0
-    state_reason: Annotated[str, doc("why it is in this state; for a stop on hold, the guards' reasons")] = ""
-    guard_kinds: list[str] = field(default_factory=list)
-    action: Annotated[Action, doc("stop the job, or park it so that it can resume")] = Action.STOP
-    handed_over_at: Annotated[datetime | None, doc("when the stop first went out; null: it can still be vetoed")] = None
-    handed_over_to: Annotated[str | None, doc("to whom it went out first, a receiver or the trainer")] = None
-    failed_at: Annotated[datetime | None, doc("when the stop last failed; null: it has not")] = None
 
     @property
     def stops(self) -> bool:
@@ -107,19 +88,6 @@ class Decision:
         """Whether a person ordered the stop without a call from the policy: there is no evidence behind it."""
         return not self.verdict.evidence
 
-    @property
-    def life(self) -> Lifecycle:
-        """Its state for the state machine, as far as its row holds it."""
-        fields = {name: getattr(self, name) for name in LIFE}
-        return Lifecycle(guard_kinds=frozenset(self.guard_kinds), reason=self.state_reason, **fields)
-
-    def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
-        """The decision in another state, with the reason of the last change; the reason stays if the state does."""
-        fields = {name: getattr(life, name) for name in LIFE}
-        guard_kinds = sorted(life.guard_kinds) if life.state is DecisionState.ON_HOLD else []
-        reason = records[-1].state_reason if records else self.state_reason
-        return replace(self, state_reason=reason, guard_kinds=guard_kinds, **fields)
-
 
 decisions = make_table(
     "decisions",
@@ -135,7 +103,7 @@ decisions = make_table(
     partial_index("ix_decisions_asked_at", "asked_at", where="asked_at IS NOT NULL AND handed_over_at IS NULL"),
     partial_index("ix_decisions_unsent", "run_id", where=IS_UNSENT),
     key="run_id id",
-    without="run_name policy_name policy_version",
+    without="run_name policy_name policy_version late_reports was_postponed",
     refers="run_id project_id policy_id",
     defaults={"action": "stop", "state_reason": "", "guard_kinds": "[]", "escalations": "0"},
 )

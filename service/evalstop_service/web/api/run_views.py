@@ -226,8 +226,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
 
 def list_actions(run: Run, decision: Decision | None, now: datetime) -> list[ActionOfPerson]:
     """What people may do now about a run, with the decision on its attempt."""
-    life = None if decision is None else decision.life
-    return allowed_actions(life, now, run.heard_at)
+    return allowed_actions(decision, now, run.heard_at)
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:

@@ -178,7 +178,7 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
 
 
 def _describe_job(run: Run, decision: Decision) -> str:
-    if decision.life.has_missed(run.heard_at):
+    if decision.has_missed(run.heard_at):
         return f"The run went on, to step {format_step(run.last_step or 0)} so far."
     return "The job may still be running." if run.status in UNENDED else "The run is over."
 
