@@ -1,7 +1,6 @@
 """The exceptions of the lab; the docstring of an exception is its message.
 
 LabError
-├── CheckpointUnreadable
 ├── ServiceUnavailable
 ├── UnreadableInput
 └── UnusableArguments
@@ -24,10 +23,6 @@ class LabError(Exception):
     def __str__(self) -> str:
         message = inspect.cleandoc(type(self).__doc__ or type(self).__name__)
         return f"{message} {self.detail}" if self.detail else message
-
-
-class CheckpointUnreadable(LabError):
-    """The file is not a checkpoint of the example trainer; resume from a step-*.npz of `evalstop-lab train`."""
 
 
 class UnusableArguments(LabError):

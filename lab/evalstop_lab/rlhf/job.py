@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TextIO
@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, State, Trainer, hasten_run
+from evalstop_lab.rlhf.checkpoint import Checkpoint, save_checkpoint
+from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, Trainer, hasten_run
 
 
 class Rows:
@@ -29,8 +28,8 @@ class Rows:
         self._console = console
         self._best_gold = -float("inf")
 
-    def show_start(self, run_name: str, config: Config, step: int) -> None:
-        self._console.print(f"{run_name}: steps {step} to {config.steps}, an eval every {config.eval_every} steps")
+    def show_start(self, run_name: str, config: Config) -> None:
+        self._console.print(f"{run_name}: steps 0 to {config.steps}, an eval every {config.eval_every} steps")
         self._console.print(Text(f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}  {'entropy':>7}", "bold"))
 
     def show_eval(self, logged: Eval, checkpoint: Path) -> None:
@@ -50,8 +49,8 @@ class JsonLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def show_start(self, run_name: str, config: Config, step: int) -> None:
-        self._write({"event": "begin", "run_name": run_name, "step": step, "config": asdict(config)})
+    def show_start(self, run_name: str, config: Config) -> None:
+        self._write({"event": "begin", "run_name": run_name, "step": 0, "config": asdict(config)})
 
     def show_eval(self, logged: Eval, checkpoint: Path) -> None:
         self._write({"event": "eval", **asdict(logged), "checkpoint": str(checkpoint)})
@@ -108,40 +107,27 @@ METRICS: dict[str, MetricRole] = {
 EXAMPLES = """examples:
   evalstop-lab train --preset overoptimizes --checkpoints /tmp/checkpoints
   EVALSTOP_URL=http://127.0.0.1:8787 EVALSTOP_KEY=esk_... evalstop-lab train --checkpoints /tmp/checkpoints
-  evalstop-lab train --resume /tmp/checkpoints/step-004000.npz --checkpoints /tmp/checkpoints
 
 On SIGTERM or SIGINT it saves a checkpoint at the current step and exits with 128 + the signal's number.
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """The run to train: its name, config, and the state to resume from, None for a new run."""
-
-    run_name: str
-    config: Config
-    state: State | None
-
-
 class Job:
     """Trains one run, and writes its checkpoints and reports."""
 
-    def __init__(self, plan: Plan, checkpoints: Path, progress: Progress, polls: bool) -> None:
+    def __init__(self, run_name: str, config: Config, checkpoints: Path, progress: Progress, polls: bool) -> None:
         """`polls`: end the run when the service answers `should_stop`; otherwise only a signal ends it early."""
-        self._trainer = Trainer(plan.config, plan.state)
-        self._plan = plan
+        self._trainer = Trainer(config)
+        self._run_name = run_name
         self._checkpoints = checkpoints
         self._progress = progress
         self._polls = polls
         self._saved: Path | None = None
-        self._saved_step = plan.state.step if plan.state else None
+        self._saved_step: int | None = None
 
     def train(self, run: Run, interruption: Interruption) -> None:
         """Train to the end, a requested stop or a signal, and save a checkpoint of the last step."""
-        start = self._trainer.state.step
-        self._progress.show_start(self._plan.run_name, self._plan.config, start)
-        if self._plan.state is not None:
-            run.resume(step=start)
+        self._progress.show_start(self._run_name, self._trainer.config)
         end = "completed"
         for logged in self._trainer.evals(interrupted=interruption):
             self._report(run, logged)
@@ -165,7 +151,7 @@ class Job:
 
     def _save(self, run: Run) -> Path:
         state = self._trainer.state
-        path = save_checkpoint(self._checkpoints, Checkpoint(self._plan.run_name, self._plan.config, state))
+        path = save_checkpoint(self._checkpoints, Checkpoint(self._run_name, self._trainer.config, state))
         self._saved, self._saved_step = path, state.step
         run.checkpoint(path.as_uri(), step=state.step)
         return path
@@ -178,18 +164,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="the run to train (default: overoptimizes)")
-    parser.add_argument("--seed", type=whole_number, help="random seed (default: 0)")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the run to train")
+    parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default: 0)")
     parser.add_argument("--steps", type=positive_number, help="the last step (default: the preset's)")
     parser.add_argument(
         "--hasten",
         type=positive_number,
+        default=1,
         metavar="FACTOR",
         help="divide the number of steps by FACTOR; the curve is nearly the same",
     )
     parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="folder for step-*.npz")
-    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume the run from this step-*.npz")
-    parser.add_argument("--run-name", help="name of the run (default: EVALSTOP_RUN_NAME, then <preset>-seed<seed>)")
     parser.add_argument("--policy", help="policy of the run (default: the project's)")
     parser.add_argument("--mode", choices=("shadow", "enforce"), help="only record a stop, or carry it out")
     parser.add_argument(
@@ -203,16 +188,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = get_plan(args)
+    config = hasten_run(replace(PRESETS[args.preset], seed=args.seed), args.hasten)
+    config = replace(config, steps=args.steps or config.steps)
+    run_name = os.environ.get("EVALSTOP_RUN_NAME") or f"{args.preset}-seed{args.seed}"
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
-    job = Job(plan, args.checkpoints, progress, polls=args.stop_by == "poll")
+    job = Job(run_name, config, args.checkpoints, progress, polls=args.stop_by == "poll")
     reported = Run(
-        name=plan.run_name,
+        name=run_name,
         metrics=METRICS,
         policy=args.policy,
         mode=args.mode,
-        total_steps=plan.config.steps,
-        resume="allow" if plan.state is not None else None,
+        total_steps=config.steps,
     )
     with Interruption() as interruption:
         try:
@@ -221,24 +207,8 @@ def run(args: argparse.Namespace) -> int:
             reported.finish("failed")
             raise
     if interruption():
-        # The run may be resumed, so it is not reported as failed or completed.
+        # It has neither failed nor completed.
         reported.flush()
     else:
         reported.finish("completed")
     return interruption.exit_code
-
-
-def get_plan(args: argparse.Namespace) -> Plan:
-    """Return the run to train; raise UnusableArguments if the arguments contradict each other."""
-    if args.resume is None:
-        preset, seed = args.preset or "overoptimizes", args.seed or 0
-        config = hasten_run(replace(PRESETS[preset], seed=seed), args.hasten or 1)
-        default_name, state = f"{preset}-seed{seed}", None
-    else:
-        options = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
-        if options:
-            raise UnusableArguments(f"--resume uses the config of the checkpoint; leave out {', '.join(options)}.")
-        saved = load_checkpoint(args.resume)
-        config, default_name, state = saved.config, saved.run_name, saved.state
-    run_name = args.run_name or os.environ.get("EVALSTOP_RUN_NAME") or default_name
-    return Plan(run_name, replace(config, steps=args.steps or config.steps), state)

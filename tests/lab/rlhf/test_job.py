@@ -20,8 +20,8 @@ from evalstop_client import Run
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.job import Interruption, Job, JsonLines, Plan
-from evalstop_lab.rlhf.trainer import Eval
+from evalstop_lab.rlhf.job import Interruption, Job, JsonLines
+from evalstop_lab.rlhf.trainer import Config, Eval
 
 EVAL_FIELDS = [item.name for item in fields(Eval)]
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=60)
@@ -35,7 +35,6 @@ class RecordingRun(Run):
         self.stop_at = stop_at
         self.logged: dict[int, tuple[Mapping[str, float], Mapping[str, float] | None]] = {}
         self.checkpoints: dict[int, str] = {}
-        self.resumed_at: list[int] = []
 
     @property
     def should_stop(self) -> bool:
@@ -47,14 +46,11 @@ class RecordingRun(Run):
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         self.checkpoints[step] = str(uri)
 
-    def resume(self, *, step: int) -> None:
-        self.resumed_at.append(step)
 
-
-def train(run: RecordingRun, folder: Path, polls: bool = True, plan: Plan | None = None) -> list[dict[str, object]]:
+def train(run: RecordingRun, folder: Path, polls: bool = True, config: Config = CONFIG) -> list[dict[str, object]]:
     """Run a job to its end; return the events that it printed."""
     events = StringIO()
-    job = Job(plan or Plan("a run", CONFIG, None), folder, JsonLines(events), polls)
+    job = Job("a run", config, folder, JsonLines(events), polls)
     job.train(run, Interruption())
     return [json.loads(line) for line in events.getvalue().splitlines()]
 
@@ -110,27 +106,18 @@ def test_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
     assert end["how"] == "completed"
 
 
-def test_resumed_job_reports_its_step(tmp_path: Path) -> None:
-    """The step is reported to the service, and evals up to it are not logged again."""
-    train(RecordingRun(stop_at=20), tmp_path)
-    run, saved = RecordingRun(), load_checkpoint(tmp_path / "step-000020.npz")
-    train(run, tmp_path, plan=Plan("a run", saved.config, saved.state))
-    assert run.resumed_at == [20]
-    assert list(run.logged) == [40, 60]
-
-
 def test_last_step_is_saved(tmp_path: Path) -> None:
     """The last step has a checkpoint even if it has no eval."""
     run = RecordingRun()
-    train(run, tmp_path, plan=Plan("a run", replace(CONFIG, steps=25), None))
+    train(run, tmp_path, config=replace(CONFIG, steps=25))
     assert list(run.logged) == [0, 20]
     assert list(run.checkpoints) == [0, 20, 25]
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM or SIGINT ends the process with 128 + its number; resumed, it has the evals of an uninterrupted one."""
+def test_run_continues_from_the_checkpoint_of_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM or SIGINT ends the process with 128 + its number; its checkpoint has all that the run depends on."""
     with start_training("--seed", "5", "--checkpoints", tmp_path) as process:
         assert process.stdout is not None
         events = [json.loads(process.stdout.readline()) for _ in range(2)]
@@ -143,11 +130,9 @@ def test_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.S
     saved = load_checkpoint(Path(str(end["checkpoint"])))
     assert saved.state.step == end["step"]
     until = (saved.state.step // 400 + 1) * 400
-    with start_training("--resume", str(end["checkpoint"]), "--steps", str(until), "--checkpoints", tmp_path) as rest:
-        events += read_events(rest)
-    assert rest.returncode == 0
+    rest = Trainer(replace(saved.config, steps=until), saved.state).evals()
     whole = Trainer(replace(PRESETS["overoptimizes"], seed=5, steps=until)).evals()
-    assert select_evals(events) == [asdict(logged) for logged in whole]
+    assert [*select_evals(events), *map(asdict, rest)] == [asdict(logged) for logged in whole]
 
 
 @pytest.mark.real
@@ -162,24 +147,11 @@ def test_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
     assert len(runs[0]) == 5
 
 
-def test_resume_excludes_options_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--resume with --seed is an error that says which option to leave out."""
-    arguments = ["train", "--resume", str(tmp_path / "any.npz"), "--seed", "1", "--checkpoints", str(tmp_path)]
-    assert main(arguments) == 2
-    assert "leave out --seed" in capsys.readouterr().err
-
-
-def test_resuming_from_a_missing_file_fails_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 1, and the message has the name of the file."""
-    assert main(["train", "--resume", str(tmp_path / "gone.npz"), "--checkpoints", str(tmp_path)]) == 1
-    assert "gone.npz" in capsys.readouterr().err
-
-
 def test_without_json_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row is printed for each eval, and the last line names the last checkpoint."""
-    arguments = ["train", "--hasten", "40", "--steps", "20", "--checkpoints", str(tmp_path), "--run-name", "mine"]
+    arguments = ["train", "--hasten", "40", "--steps", "20", "--checkpoints", str(tmp_path)]
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("mine: steps 0 to 20")
+    assert lines[0].startswith("overoptimizes-seed0: steps 0 to 20")
     assert [line.split()[0] for line in lines[2:-1]] == ["0", "10", "20"]
     assert lines[-1].endswith("step-000020.npz")
