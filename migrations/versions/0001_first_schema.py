@@ -425,6 +425,7 @@ def _create_runs() -> None:
         sa.Column("group", sa.Text(), nullable=True),
         sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("notes", sa.Text(), nullable=False),
+        sa.Column("step_notes", sa.JSON(none_as_null=True), server_default="[]", nullable=False),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_run_descriptions_project_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_descriptions_run_id")),

@@ -54,8 +54,11 @@ def add_runs(commands: Subcommands, text: str) -> None:
     shown = add_command(verbs, "show", show_run)
     stop = add_command(verbs, "stop", stop_run)
     stop.add_argument("--reason", required=True, help="recorded with the decision")
-    for command in (shown, stop):
+    note = add_command(verbs, "note", note_run)
+    note.add_argument("--step", type=int, required=True, help="the training step that it is about")
+    for command in (shown, stop, note):
         command.add_argument("run", metavar="RUN", help="its name or id")
+    note.add_argument("text", metavar="TEXT", help="what the chart shows there")
 
 
 def list_runs(options: argparse.Namespace) -> int:
@@ -95,6 +98,7 @@ def show_run(options: argparse.Namespace) -> int:
             ("group", run.group),
             ("tags", ", ".join(run.tags) or None),
             ("notes", run.notes or None),
+            *((f"note at step {note['step']}", note["text"]) for note in run.document.get("step_notes", ())),
             ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items()) or None),
             ("opened", run.created_at),
             ("ended", run.ended_at),
@@ -155,6 +159,16 @@ def stop_run(options: argparse.Namespace) -> int:
     """Stop a run now, regardless of its policy and mode."""
     run = connect(options).run(options.run).stop(options.reason)
     return show_result(options, run.document, f"the stop of {run.name} is {run.decision}")
+
+
+def note_run(options: argparse.Namespace) -> int:
+    """Add a note at a step of a run; the chart on its page shows it."""
+    api = connect(options)
+    run = api.run(options.run)
+    document = api.connection.post(f"/runs/{run.id}/notes", {"step": options.step, "text": options.text})
+    number = len(document["step_notes"])
+    count = "1 note at a step" if number == 1 else f"{number} notes at steps"
+    return show_result(options, document, f"{run.name} has {count}: {run.url}")
 
 
 def _list_cells(run: RunRecord) -> tuple[Shown, ...]:

@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
@@ -346,8 +347,20 @@ def find_job_part(labels: Mapping[str, str]) -> JobPart | None:
 MOST_TAGS = 50
 LONGEST_TAG = 100
 LONGEST_NOTES = 20_000
+MOST_STEP_NOTES = 100
+LONGEST_STEP_NOTE = 256
 
 Tag = Annotated[Name, Field(max_length=LONGEST_TAG)]
+
+
+class StepNote(Struct, frozen=True):
+    """A note of a person at a step of a run; the run's chart shows it there."""
+
+    id: Annotated[UUID, doc("id of the note")]
+    step: Annotated[int, doc("the training step that it is about")]
+    text: Annotated[str, doc("what the chart shows")]
+    author: Annotated[str, doc("who wrote it")]
+    at: Annotated[datetime, doc("when it was written")]
 
 
 class RunDescription(msgspec.Struct, frozen=True):
@@ -357,6 +370,7 @@ class RunDescription(msgspec.Struct, frozen=True):
     group: str | None = None
     tags: tuple[str, ...] = ()
     notes: str = ""
+    step_notes: tuple[StepNote, ...] = ()
 
 
 NOTHING_SAID = RunDescription()

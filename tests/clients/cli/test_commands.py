@@ -61,6 +61,14 @@ def test_runs_are_listed_and_shown(shell: Shell, project: Project) -> None:
         assert shell.read("runs", "show", "falls")["labels"] == {"team": "x"}
 
 
+def test_note_is_added_at_a_step_of_a_run(shell: Shell, project: Project) -> None:
+    """A note from the shell is on the run, with its step, and `runs show` lists it."""
+    with project.report_run("rises", (0.1, 0.2)):
+        said = shell.run("runs", "note", "rises", "the grader was restarted", "--step", "1")
+        assert said.startswith("rises has 1 note at a step: http")
+        assert "note at step 1" in shell.run("runs", "show", "rises")
+
+
 def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
     """A table has a row for each policy, or for each detector of the policies, with the shares and their intervals."""
     with project.report_run("rises", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)):

@@ -156,6 +156,7 @@ run_descriptions = make_table(
     sa.Index("ix_run_descriptions_project_id_owner", "project_id", "owner", "run_id"),
     sa.Index("ix_run_descriptions_project_id_group", "project_id", "group", "run_id"),
     key="run_id",
+    defaults={"step_notes": "[]"},
 )
 
 attempts = sa.Table(

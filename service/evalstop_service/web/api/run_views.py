@@ -13,7 +13,7 @@ from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment
+from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment, StepNote
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
@@ -120,6 +120,11 @@ class EvalChangeOut(Answer):
     """The eval is measured differently from a step on; levels before and after it are not compared."""
 
 
+@answers(StepNote)
+class StepNoteOut(Answer):
+    """A note of a person at a step; the run's chart shows it there."""
+
+
 @answers(Run)
 class RunOut(Answer):
     """A run and its state."""
@@ -133,6 +138,7 @@ class RunOut(Answer):
     group: str | None = Field(description="group of runs that it is compared with; null: none")
     tags: list[str] = Field(description="tags to find it by")
     notes: str = Field(description="notes by people")
+    step_notes: list[StepNoteOut] = Field(description="notes by people at steps of the run, by ascending step")
     params: dict[str, str] = Field({}, description="hyperparameters reported by the trainer; empty in lists")
     policy: PolicyName = Field(description="the policy that judges it")
     length_known: bool = Field(

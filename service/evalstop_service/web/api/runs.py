@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from evalstop_service.ingest import EvalChanged, Message, Resumed, list_calls
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
-from evalstop_service.runs.descriptions import describe_run
+from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
 from evalstop_service.store import projects, run_details, run_lists, runs
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.run_details import VerdictChange
@@ -123,6 +123,16 @@ class AlertIn(Body):
     id: UUID | None = Field(None, strict=False, description="idempotency key: the same id raises one alert")
     title: Name = Field(description="a short headline", examples=["the grader is slow"])
     text: Line = Field("", description="details, for people", examples=["9 s an answer instead of 2"])
+
+
+class StepNoteIn(Body):
+    """A note at a step, for people."""
+
+    step: Step = Field(description="the training step that it is about", examples=[1200])
+    text: Name = Field(description="what the chart shows", examples=["the grader was restarted"])
+
+
+NoteId = Annotated[UUID, Path(description="`id` of the note, from the run's `step_notes`")]
 
 
 class FinishIn(Body):
@@ -231,7 +241,7 @@ def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now
 @router.patch("/{run_id}")
 def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
     """Change the description of a run: owner, group, tags, notes."""
-    describe_run(database, caller.author(now), run_id, body)
+    describe_run(database, caller.author(now), run_id, body.change)
     with database.reading() as tx:
         return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
 
@@ -275,6 +285,20 @@ def post_alert(run_id: RunId, body: AlertIn, caller: Ingest, context: Ctx, datab
     with database.transaction() as tx:
         run = notices.raise_alert(tx, caller.project_id, run_id, alert, now)
     return answer_trainer(database, run, context, now)
+
+
+@router.post("/{run_id}/notes")
+def add_note(run_id: RunId, body: StepNoteIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
+    """Add a note at a step; the run's chart shows it. A run may have 100 (409)."""
+    add_step_note(database, caller.author(now), run_id, body.step, body.text)
+    with database.reading() as tx:
+        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
+
+
+@router.delete("/{run_id}/notes/{note_id}", status_code=204)
+def remove_note(run_id: RunId, note_id: NoteId, caller: Operate, database: Db, now: Now) -> None:
+    """Remove a note from a run."""
+    remove_step_note(database, caller.author(now), run_id, note_id)
 
 
 @router.post("/{run_id}/finish")

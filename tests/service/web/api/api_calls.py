@@ -45,6 +45,8 @@ def create_resources(admin: httpx.Client) -> Resources:
     ids["session_id"] = expect_json(admin.get("/sessions"), 200)["items"][0]["id"]
     ids["run_id"] = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
     expect_json(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
+    noted = admin.post(f"/runs/{ids['run_id']}/notes", json={"step": 1, "text": "a new grader"})
+    ids["note_id"] = expect_json(noted, 200)["step_notes"][0]["id"]
     ids["decision_id"] = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = expect_json(admin.get("/deliveries"), 200)["items"][0]["id"]
     backtest = BODIES["POST", "/policies/backtests"]

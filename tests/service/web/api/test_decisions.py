@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -144,3 +147,26 @@ def test_many_decisions_take_as_many_statements_as_one(service: Service, path: s
     create_decision(client)
     create_decision(client)
     assert count_statements() == count_of_one
+
+
+def test_grafana_draws_stops_as_the_documentation_says(admin: httpx.Client) -> None:
+    """The address, with Grafana's times filled in, answers rows with each column of the documented table."""
+    decision_id = create_decision(admin)
+    page = (Path(__file__).parents[4] / "docs/operations/watching.md").read_text()
+    recipe = page.partition("### Stops on your own dashboards")[2].partition("## Alerts")[0]
+    (address,) = re.findall(r"https://evalstop\.example/api/v1(/decisions\S+)", recipe)
+    begins, ends = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
+    for name, at in (("from", begins), ("to", ends)):
+        address = address.replace(f"${{__{name}:date:iso}}", at.strftime("%Y-%m-%dT%H:%M:%S.000Z"))
+    (row,) = expect_json(admin.get(address), 200)["items"]
+    columns = {}
+    for selector, name, kind in re.findall(r"^\| `([\w.]+)` \| (\w+) \| (\w+) \|", recipe, re.MULTILINE):
+        value: Any = row
+        for key in selector.split("."):
+            value = value[key]
+        columns[name] = datetime.fromisoformat(value) if kind == "Timestamp" else value
+    assert row["id"] == decision_id
+    assert begins < columns["time"] < ends
+    assert (columns["title"], columns["tags"]) == (row["run_name"], "requested")
+    assert columns["text"]
+    assert expect_json(admin.get(f"{address}&state=confirmed"), 200)["items"] == []

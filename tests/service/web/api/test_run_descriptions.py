@@ -52,6 +52,35 @@ def test_description_is_set_changed_and_filtered_by(admin: httpx.Client) -> None
     assert entry["details"] == {"owner": None, "group": None, "tags": [], "notes": "0 characters"}
 
 
+def test_notes_at_steps_are_added_by_step_and_removed(admin: httpx.Client) -> None:
+    """A run's notes come by step with their authors, outlive its opening again, and one can be removed."""
+    run = expect_json(admin.post("/runs", json={"name": "one"}), 201)
+    path = f"/runs/{run['id']}/notes"
+    for step, text in ((40, "new data"), (7, "the grader was restarted")):
+        noted = expect_json(admin.post(path, json={"step": step, "text": text}), 200)
+    assert [(note["step"], note["text"]) for note in noted["step_notes"]] == [
+        (7, "the grader was restarted"),
+        (40, "new data"),
+    ]
+    assert {note["author"] for note in noted["step_notes"]} == {"key test"}
+    reopened = expect_json(admin.post("/runs", json={"name": "one", **DESCRIPTION}), 200)
+    assert reopened["step_notes"] == noted["step_notes"]
+    assert admin.delete(f"{path}/{noted['step_notes'][0]['id']}").status_code == 204
+    (left,) = expect_json(admin.get(f"/runs/{run['id']}"), 200)["step_notes"]
+    assert left["step"] == 40
+    actions = [item for item in expect_json(admin.get("/audit"), 200)["items"] if item["action"] == "run.described"]
+    assert [item["details"] for item in actions][:2] == [{"step_notes": [40]}, {"step_notes": [7, 40]}]
+
+
+def test_run_has_a_hundred_notes_at_most(admin: httpx.Client) -> None:
+    """A note too many is refused, and the answer says what to do."""
+    run = expect_json(admin.post("/runs", json={"name": "one"}), 201)
+    for _ in range(100):
+        expect_json(admin.post(f"/runs/{run['id']}/notes", json={"step": 1, "text": "again"}), 200)
+    problem = expect_problem(admin.post(f"/runs/{run['id']}/notes", json={"step": 1, "text": "again"}), 409)
+    assert "remove one first" in problem["detail"]
+
+
 def test_run_responses_include_the_page_url(service: Service) -> None:
     """With a public URL, single runs, lists and changes include the URL of the run's page."""
     key = {"Authorization": f"Bearer {service.create_key(service.create_project())}"}

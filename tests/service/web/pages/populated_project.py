@@ -10,7 +10,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.domain.run import DescriptionIn, MetricFields
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
-from evalstop_service.runs.descriptions import describe_run
+from evalstop_service.runs.descriptions import add_step_note, describe_run
 from evalstop_service.store.audit import Author
 from evalstop_service.store.observations import PostedObservation
 
@@ -45,7 +45,8 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
         owner="dana@example.org", group="seeds & co", tags=["baseline", "<b>"], notes="two\nlines"
     )
     for run in (pending, ended):
-        describe_run(tenant.database, Author(tenant.id, "dana", tenant.now), run.id, description)
+        describe_run(tenant.database, Author(tenant.id, "dana", tenant.now), run.id, description.change)
+        add_step_note(tenant.database, Author(tenant.id, "dana", tenant.now), run.id, 3, "the grader <b>& more")
     paths = [
         "/",
         "/runs",

@@ -110,7 +110,7 @@ def test_invalid_comparison_is_refused(
     runs = [tenant.open_run(f"run-{index}") for index in range(11)]
     ids = [run.id for run in runs]
     elsewhere = add_tenant(database, now, "elsewhere").open_run("theirs")
-    describe_run(database, Author(tenant.id, "dana", now), ids[0], DescriptionIn(group="lonely"))
+    describe_run(database, Author(tenant.id, "dana", now), ids[0], DescriptionIn(group="lonely").change)
     for path, words in (
         (compare_path(), "Choose 2 to 10 runs to compare, not 0."),
         (compare_path(ids[0], ids[0]), "Choose 2 to 10 runs to compare, not 1."),
@@ -137,7 +137,7 @@ def test_group_link_compares_its_newest_runs(
     """The list of a group links to the comparison of its newest ten runs."""
     for index in range(12):
         run = tenant.open_run(f"seed-{index}")
-        describe_run(database, Author(tenant.id, "dana", now), run.id, DescriptionIn(group="seeds & co"))
+        describe_run(database, Author(tenant.id, "dana", now), run.id, DescriptionIn(group="seeds & co").change)
     run_list = visitor.get("/runs", params={"group": "seeds & co"}).text
     path = "/runs/compare?group=seeds+%26+co"
     assert f'href="{path}"' in run_list

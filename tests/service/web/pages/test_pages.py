@@ -207,6 +207,20 @@ def test_search_filter_and_paging(visitor: httpx.Client, tenant: Tenant) -> None
 
 
 @SQLITE_ONLY
+def test_note_at_a_step_is_added_drawn_and_removed(visitor: httpx.Client, tenant: Tenant) -> None:
+    """A note from the page's form is listed with its author, drawn at its step, and goes when it is removed."""
+    run = tenant.open_run("noted")
+    form = {"csrf": read_csrf_token(visitor), "step": "12", "text": "the <grader> was restarted"}
+    assert visitor.post(f"/runs/{run.id}/notes", data=form).status_code == 303
+    assert visitor.get(f"/runs/{run.id}/series.json").json()["notes"] == [{"step": 12, "text": form["text"]}]
+    page = visitor.get(f"/runs/{run.id}").text
+    assert "the &lt;grader&gt; was restarted" in page
+    assert visitor.post(f"/runs/{run.id}/notes", data=form | {"step": ""}).status_code == 422
+    (path,) = re.findall(r'action="(/runs/[^"]+/notes/[^"]+/remove)"', page)
+    assert visitor.post(path, data=form).status_code == 303
+    assert visitor.get(f"/runs/{run.id}/series.json").json()["notes"] == []
+
+
 def test_run_description_is_saved_shown_and_searched(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """The form on a run's page sets owner, group, tags and notes, and the list filters by them."""
     tenant.open_run("other")

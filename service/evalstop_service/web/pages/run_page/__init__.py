@@ -139,6 +139,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+        notes = run_details.load_descriptions(tx, [run.id])[run.id].step_notes
     charted = charts.load_charted(site.database, [run], MOST_POINTS)[run.id]
     return send_json(
         {
@@ -151,6 +152,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "planned_end": run.total_steps if run.length_known and run.status in _CUT_SHORT | UNENDED else None,
             "ended": run.status not in UNENDED,
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
+            "notes": [{"step": note.step, "text": note.text} for note in notes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
         }

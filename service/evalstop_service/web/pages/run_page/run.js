@@ -18,7 +18,8 @@ const PANELS = [
 ];
 const LANE_PX = 24;
 const LANE_TOP = 1.3; // of the threshold
-const MOST_NOTED = 70; // characters of a note
+const MOST_NOTED = 70; // characters of a detector's note
+const MOST_LABELED = 24; // of a person's at a step
 const SHARES = new Set(["turned", "covered"]); // from 0 to 100 %
 const GAP_PX = 28;
 const LABEL_PX = 150;
@@ -189,8 +190,14 @@ function fillForward(track) {
 function describeEvidence(track, i) {
   const number = (value) => (value === null ? "no value" : Math.abs(value) < 1e-6 ? "0" : Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
   const evidence = track.stop_at === null ? number(track.values[i]) : `${number(track.values[i])} of ${number(track.stop_at)}`;
-  const note = track.notes[i].length > MOST_NOTED ? `${track.notes[i].slice(0, MOST_NOTED)}…` : track.notes[i];
-  return narrow.matches || !note ? evidence : `${evidence}: ${note.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`)}`;
+  const note = track.notes[i];
+  return narrow.matches || !note ? evidence : `${evidence}: ${escape(note, MOST_NOTED)}`;
+}
+
+// Text of people as Plotly shows it: it reads tags in it.
+function escape(text, most = MOST_LABELED) {
+  const start = text.length > most ? `${text.slice(0, most)}…` : text;
+  return start.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }
 
 function paint(name) {
@@ -245,7 +252,7 @@ function label(x, y, text, paint, more) {
   return { xref: "x", yref: "paper", x, y, yanchor: "bottom", text, showarrow: false, font: { color: paint, size: 12 }, ...more };
 }
 
-// Marks at steps across all panels: the turn, the decision, the stops of tried policies, and the planned steps that were not run.
+// Marks at steps across all panels: the turn, the decision, notes, the stops of tried policies, and the planned steps that were not run.
 function marks(color) {
   const ends = series.series.flatMap((item) => (item.steps.length ? [item.steps[0], item.steps[item.steps.length - 1]] : []));
   const [first, ran] = [Math.min(...ends), Math.max(...ends, series.last_step)];
@@ -257,6 +264,7 @@ function marks(color) {
   for (const { name, step } of series.turns) lines.push([step, name, color(name.includes("hindsight") ? "text" : "muted"), "dot"]);
   if (series.decision) lines.push([series.decision.step, series.decision.state, color("stop"), "solid"]);
   tried.forEach(({ policy, step }, i) => step !== null && lines.push([step, `what if ${policy}`, color(`hue-${(i % 5) + 1}`), "dash"]));
+  for (const { step, text } of series.notes) lines.push([step, escape(text), color("accent"), "dot"]);
   lines.sort((a, b) => a[0] - b[0]);
   const shapes = lines.map(([step, , paint, dash]) => ({
     type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, // above the grid, which would break it

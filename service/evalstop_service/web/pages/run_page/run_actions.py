@@ -12,12 +12,12 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
-from evalstop_service.domain.run import DescriptionIn, MetricFields
+from evalstop_service.domain.run import LONGEST_STEP_NOTE, DescriptionIn, MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects.project_settings import parse_form
-from evalstop_service.runs.descriptions import describe_run
+from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store import decisions, proposals
 from evalstop_service.web.pages import forms
@@ -124,7 +124,24 @@ def describe(
         "tags": [tag for line in tags.split("\n") if (tag := forms.clean_text(line))],
         "notes": notes.replace("\r\n", "\n").strip(),
     }
-    describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields))
+    describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields).change)
+    return forms.redirect_back(run_id, "")
+
+
+@router.post("/runs/{run_id}/notes")
+def add_note(run_id: UUID, site: SiteOf, visitor: Operator, step: Text = "", text: Text = "") -> Response:
+    """Add a note at a step of a run."""
+    at, note = forms.parse_step(step), forms.clean_text(text)[:LONGEST_STEP_NOTE]
+    if at is None or not note:
+        raise Invalid("enter a step and a note")
+    add_step_note(site.database, visitor.author(site.clock()), run_id, at, note)
+    return forms.redirect_back(run_id, "")
+
+
+@router.post("/runs/{run_id}/notes/{note_id}/remove")
+def remove_note(run_id: UUID, note_id: UUID, site: SiteOf, visitor: Operator) -> Response:
+    """Remove a note from a run."""
+    remove_step_note(site.database, visitor.author(site.clock()), run_id, note_id)
     return forms.redirect_back(run_id, "")
 
 
