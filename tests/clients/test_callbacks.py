@@ -315,14 +315,18 @@ def test_each_save_registers_the_file_that_it_wrote(
 
 @pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers
 def test_planned_length_is_in_steps_or_left_out(connection: dict[str, Any], service: FakeService) -> None:
-    """With manual optimization Lightning plans batches and counts the steps of all optimizers: half of the truth."""
-    from evalstop_client.callbacks.lightning import EvalStopCallback
+    """With manual optimization Lightning plans batches and counts the steps of all optimizers: half of the truth.
 
-    for name, optimizers in (("one", 1), ("gan", 2)):
-        watch = EvalStopCallback(name=name, **connection)
-        fit_lightning([watch], optimizers=optimizers, max_epochs=3, enable_checkpointing=False)
+    It plans an accumulation of gradients that changes as it begins.
+    """
+    from evalstop_client.callbacks.lightning import EvalStopCallback
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    for name, optimizers, others in (("one", 1, []), ("gan", 2, []), ("eased", 1, [{0: 2, 1: 1}])):
+        callbacks = [EvalStopCallback(name=name, **connection), *map(GradientAccumulationScheduler, others)]
+        fit_lightning(callbacks, optimizers=optimizers, max_epochs=3, enable_checkpointing=False)
     posts = list_posts(service)
-    assert [body.get("total_steps") for kind, body in posts if kind == "runs"] == [3, None]
+    assert [body.get("total_steps") for kind, body in posts if kind == "runs"] == [3, None, None]
     assert max(body["step"] for kind, body in posts if kind == "observations") == 6
 
 

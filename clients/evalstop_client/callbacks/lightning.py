@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from evalstop_client.callbacks.arguments import (
@@ -61,8 +61,11 @@ class EvalStopCallback(Callback):
         """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
             planned = trainer.estimated_stepping_batches  # computed from epochs, too; infinite or -1 if unknown
-            # Of manual optimization it counts batches, where `global_step` counts the steps of all optimizers.
-            is_known = 0 < planned < math.inf and pl_module.automatic_optimization
+            # Of manual optimization it counts batches, where `global_step` counts the steps of all optimizers. An
+            # accumulation that a schedule changes counts as it begins.
+            callbacks: list[Callback] = getattr(trainer, "callbacks", [])
+            is_steady = not any(isinstance(item, GradientAccumulationScheduler) for item in callbacks)
+            is_known = 0 < planned < math.inf and pl_module.automatic_optimization and is_steady
             is_constant = all(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
             is_meant = is_plan_meant(is_constant=is_constant, stops_early=bool(trainer.early_stopping_callbacks))
             total_steps = int(planned) if is_known and is_meant else None
