@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
 
@@ -57,15 +57,6 @@ class NonFinite(Detector[NonFiniteState], frozen=True):
             return NonFiniteState(0, observation.step), _QUIET[self.role]
         state = NonFiniteState(state.run_length + 1, state.last_finite_step)
         return state, _evidence(self.role, state)
-
-    def fold(
-        self, state: NonFiniteState, evidence: Evidence | None, columns: Columns
-    ) -> tuple[NonFiniteState, Changes]:
-        column, quiet = columns[self.role], _QUIET[self.role]
-        if not all(map(math.isfinite, column.values)):
-            return self.fold_steps(state, evidence, to_observations(columns))
-        changes = [] if evidence is quiet else [((column.steps[0], RANK[self.role]), quiet)]
-        return NonFiniteState(0, column.steps[-1]), changes
 
 
 def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:

@@ -41,6 +41,11 @@ class Member(Struct, frozen=True, dict=True):
         """The roles that its detector sees, in alphabetical order."""
         return tuple(sorted(self.detector.roles))
 
+    @cached_property
+    def levels(self) -> tuple[float | None, float | None]:
+        """The evidence from which it suspects, and from which it calls for a stop."""
+        return self.thresholds.suspect_at, self.thresholds.stop_at
+
 
 Called = Sequence[tuple[Member, Evidence]]
 
@@ -223,11 +228,6 @@ class Policy(Struct, frozen=True, dict=True):
         return tuple(member.thresholds.stop_at for member in self.panel.values())
 
     @cached_property
-    def _held(self) -> tuple[tuple[Member, str, tuple[MetricRole, ...], float | None, float | None], ...]:
-        """The part of a finding that is constant for its member: name, roles, thresholds."""
-        return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
-
-    @cached_property
     def alarm_levels(self) -> tuple[tuple[float, float], ...]:
         """For each member the values from which its evidence, and its outlook, can call for anything."""
         return tuple(
@@ -294,24 +294,22 @@ class Policy(Struct, frozen=True, dict=True):
 
     def _list_findings(self, evidence: Sequence[Evidence | None]) -> tuple[Finding, ...]:
         """The evidence of each member that has any, then its outlooks."""
-        seen = [(held, item) for held, item in zip(self._held, evidence, strict=True) if item is not None]
+        seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
         levelled_off_at = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else None
-        findings = [
-            Finding(name, roles, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note)
-            for (_, name, roles, suspect_at, stop_at), item in seen
-        ]
+        findings = [Finding(m.detector.name, m.roles, e.kind, e.value, *m.levels, e.turn_step, e.note) for m, e in seen]
         outlooks = [
-            Finding(Ground.LEVELLED_OFF, roles, o.kind, o.value, None, levelled_off_at, o.turn_step, o.note)
-            for (_, _, roles, _, _), item in seen
-            if (o := item.outlook) is not None
+            Finding(Ground.LEVELLED_OFF, m.roles, o.kind, o.value, None, levelled_off_at, o.turn_step, o.note)
+            for m, e in seen
+            if (o := e.outlook) is not None
         ]
         return (*findings, *outlooks)
 
     def _find_calls(self, evidence: Sequence[Evidence | None]) -> _Calls:
         calls = _Calls([], [], [])
-        for (member, _, _, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
+        for member, item in zip(self.members, evidence, strict=True):
             if item is None or not member.weight:
                 continue
+            suspect_at, stop_at = member.levels
             if item.reaches(stop_at):
                 calls.turned.append((member, item))
             if item.reaches(stop_at) or item.reaches(suspect_at):
