@@ -156,7 +156,7 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 
 .PHONY: bench-veto
 bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
-	@$(BIN)/python -m evalstop_lab.benchmarks.veto $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.veto.$(or $(BENCH),cycles)
 
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL

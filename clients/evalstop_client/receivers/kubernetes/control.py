@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
-from evalstop_client.receivers.kubernetes.api import Api, Conflict
+from evalstop_client.receivers.kubernetes.api import Api, Conflict, check_permissions
 from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     KINDS,
@@ -30,7 +30,6 @@ from evalstop_client.receivers.kubernetes.kinds import (
     find_kind,
     find_kind_of,
 )
-from evalstop_client.receivers.kubernetes.permissions import check_permissions
 from evalstop_client.receivers.kubernetes.pods import PodWatch, digest_containers, parse_pod, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.receivers.cli import USAGE, main
-from evalstop_client.receivers.kubernetes.permissions import check_permissions
+from evalstop_client.receivers.kubernetes.api import check_permissions
 
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
 from tests.clients.receivers.kubernetes.conftest import TOKEN
