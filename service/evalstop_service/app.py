@@ -31,7 +31,7 @@ from evalstop_service.configuration import (
 from evalstop_service.decisions import deadlines, notices, stale_runs
 from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
-from evalstop_service.evaluation import backtests, change_point, rollout_stage
+from evalstop_service.evaluation import backtests, change_point, digest, rollout_stage
 from evalstop_service.ingest import Committer, RunCache
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import audit_trail
@@ -274,6 +274,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
         stale_runs.create_job(database, utc_now),
         notices.create_job(database, utc_now),
         rollout_stage.create_job(database, utc_now),
+        digest.create_job(database, utc_now),
         backtests.create_job(database, utc_now),
         audit_trail.create_job(database),
         change_point.create_job(),

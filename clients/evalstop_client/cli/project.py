@@ -61,6 +61,16 @@ def add_resume(commands: Subcommands, text: str) -> None:
     add_command(commands, "resume", resume_project)
 
 
+def add_digest(commands: Subcommands, text: str) -> None:
+    add_command(commands, "digest", show_digest)
+
+
+def show_digest(options: argparse.Namespace) -> int:
+    """Show the digest of the last 7 days, as endpoints that subscribe to project.digest get it every Monday."""
+    document = connect(options).connection.get("/project/digest")
+    return show_result(options, document, document["mail"].rstrip())
+
+
 def show_project(options: argparse.Namespace) -> int:
     """Show the settings of the project."""
     return _print_settings(connect(options).connection.get("/project"), options)

@@ -33,6 +33,7 @@ class EventType(StrEnum):
     ALERT = "run.alert"
     ROLLOUT_STAGE_PROPOSED = "policy.rollout_stage_proposed"
     ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
+    DIGEST = "project.digest"
     ENDPOINT_TEST = "endpoint.test"
 
 
@@ -53,7 +54,7 @@ URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 NOTICES = (EventType.RULE_MET, EventType.ALERT)
 """Events by which a project's rules and its trainers notify people; the page of the run lists them."""
 
-NAMED_EVENTS = frozenset({EventType.OBSERVER_CALLED})
+NAMED_EVENTS = frozenset({EventType.OBSERVER_CALLED, EventType.DIGEST})
 """Events for those who subscribe to them by name: `*` leaves them out, and without a subscriber none is written."""
 
 

@@ -228,6 +228,30 @@ class RolloutStageChanged(Struct):
     rollout_stage: RolloutStage
 
 
+class Digest(Struct):
+    """A week of a project."""
+
+    since: Annotated[datetime, Meta(tz=True, description="the beginning of the period")]
+    until: Annotated[datetime, Meta(tz=True, description="the end of the period")]
+    stops: Annotated[int, Meta(description="ended attempts whose stop was carried out")]
+    right: Annotated[int, Meta(description="of these, right by later evals or people")]
+    wrong: Annotated[int, Meta(description="of these, false")]
+    recorded_only: Annotated[int, Meta(description="ended attempts whose stop was recorded only")]
+    vetoes: Annotated[int, Meta(description="stops decided in the period that people vetoed")]
+    to_label: Annotated[int, Meta(description="flagged attempts whose outcome is unknown: people can label them")]
+    gpu_hours_saved: Annotated[float, Meta(description="by stops that were carried out and right")]
+    gpu_hours_lost: Annotated[float, Meta(description="by false stops, estimated from held-out stops")]
+    gpu_hours_would_have_saved: Annotated[float, Meta(description="by right stops that were recorded only")]
+    ready: Annotated[list[str], Meta(description="moves of policies to a higher rollout stage that wait for an admin")]
+
+
+class DigestSent(Struct):
+    """The weekly digest."""
+
+    project: Project
+    digest: Digest
+
+
 class EndpointTest(Struct):
     """An operator tests an endpoint."""
 
@@ -235,7 +259,7 @@ class EndpointTest(Struct):
     endpoint: Endpoint
 
 
-EventData = RunEvent | DecisionEvent | RolloutStageChanged | EndpointTest
+EventData = RunEvent | DecisionEvent | RolloutStageChanged | DigestSent | EndpointTest
 
 MOST_EVENT_BYTES = 64 * 1024
 

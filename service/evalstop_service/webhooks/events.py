@@ -80,6 +80,20 @@ _REQUEST = event_data.EvalRequest(
     probability=0.74,
     deadline_at=datetime(2026, 1, 1, 20, 31, 7, 250_000, UTC),
 )
+_DIGEST = event_data.Digest(
+    since=datetime(2026, 1, 5, 7, tzinfo=UTC),
+    until=datetime(2026, 1, 12, 7, tzinfo=UTC),
+    stops=12,
+    right=9,
+    wrong=1,
+    recorded_only=4,
+    vetoes=2,
+    to_label=2,
+    gpu_hours_saved=310.5,
+    gpu_hours_lost=12.0,
+    gpu_hours_would_have_saved=41.5,
+    ready=["early may move from shadow to canary"],
+)
 _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 
 
@@ -225,6 +239,12 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "A policy's rollout stage changed: up by an admin's confirmation, or down by its measured precision.",
         "moves",
         event_data.RolloutStageChanged(_PROJECT, event_data.Policy("early", 3), _ROLLOUT_STAGE),
+    ),
+    EventType.DIGEST: Declaration(
+        "The week of a project, Mondays at 07:00 UTC: stops, vetoes, GPU-hours, and what waits for people. `*` does "
+        "not subscribe to it: name it.",
+        "the week until",
+        event_data.DigestSent(_PROJECT, _DIGEST),
     ),
     EventType.ENDPOINT_TEST: Declaration(
         "An operator tests whether an endpoint answers. Endpoints cannot subscribe to it.",

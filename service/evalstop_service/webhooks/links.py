@@ -17,10 +17,11 @@ def locate_run(public_url: str, run_id: UUID) -> str:
 
 
 def add_url(body: str, public_url: str | None, run_id: UUID) -> str:
-    """Add the page of the run or policy to a JSON event as `url`; without a public URL the event stays as it is."""
+    """Add the page of the run, policy or project to a JSON event as `url`; without a public URL it stays as it is."""
     if public_url is None:
         return body
-    page = locate_run(public_url, run_id) if body.startswith('{"type":"run.') else f"{public_url}/policies"
+    pages = {"run": locate_run(public_url, run_id), "project": f"{public_url}/"}
+    page = pages.get(body.removeprefix('{"type":"').partition(".")[0], f"{public_url}/policies")
     return f'{{"url":{json.dumps(page)},{body[1:]}'
 
 

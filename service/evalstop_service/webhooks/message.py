@@ -12,7 +12,7 @@ from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
 from evalstop_service.domain.times import format_duration
-from evalstop_service.webhooks.event_data import Alert, Decision, Guard, Policy, Project, RolloutStage, Run
+from evalstop_service.webhooks.event_data import Alert, Decision, Digest, Guard, Policy, Project, RolloutStage, Run
 from evalstop_service.webhooks.events import DECLARATIONS
 
 MAX_TEXT_CHARACTERS = 600
@@ -35,6 +35,7 @@ class _Data(Struct):
     rollout_stage: RolloutStage | None = None
     rule: RuleBreach | None = None
     alert: Alert | None = None
+    digest: Digest | None = None
 
 
 class _Event(Struct):
@@ -88,12 +89,17 @@ def _write_headline(event: _Event) -> tuple[str, str, str]:
     if data.policy is not None and data.rollout_stage is not None:
         stage = data.rollout_stage
         return "The policy ", data.policy.name, f" {headline} from {stage.from_stage} to {stage.to}"
+    if (digest := data.digest) is not None:
+        saved = f": {digest.stops} stops, {digest.gpu_hours_saved:,.0f} GPU-hours saved"
+        return "", data.project.name, f", {headline} {digest.until:%Y-%m-%d}{saved}"
     return "EvalStop can reach this channel", "", ""
 
 
 def _list_details(event: _Event) -> list[tuple[str, str]]:
     """What a person needs in order to decide, the owner first; nothing that only programs read."""
     data, run, best = event.data, event.data.run, event.data.best_checkpoint
+    if data.digest is not None:
+        return _list_figures(data.digest)
     cause = data.verdict or data.rollout_stage
     details = {
         "Owner": run and run.owner,
@@ -107,6 +113,21 @@ def _list_details(event: _Event) -> list[tuple[str, str]]:
         "GPU-hours left": data.gpu_hours_left is not None and f"{data.gpu_hours_left:,.1f}",
     }
     return [(title, detail) for title, detail in details.items() if detail]
+
+
+def _list_figures(digest: Digest) -> list[tuple[str, str]]:
+    unknown = digest.stops - digest.right - digest.wrong
+    return [
+        ("Stops carried out", f"{digest.stops}: {digest.right} right, {digest.wrong} false, {unknown} not known"),
+        (
+            "Recorded only",
+            f"{digest.recorded_only}, would have saved {digest.gpu_hours_would_have_saved:,.1f} GPU-hours",
+        ),
+        ("Vetoed", str(digest.vetoes)),
+        ("GPU-hours", f"{digest.gpu_hours_saved:,.1f} saved, about {digest.gpu_hours_lost:,.1f} lost to false stops"),
+        ("To label", str(digest.to_label)),
+        ("Ready for the next stage", "; ".join(digest.ready) or "no policy"),
+    ]
 
 
 def _describe_end(event: _Event) -> str | None:

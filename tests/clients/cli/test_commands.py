@@ -69,6 +69,15 @@ def test_note_is_added_at_a_step_of_a_run(shell: Shell, project: Project) -> Non
         assert "note at step 1" in shell.run("runs", "show", "rises")
 
 
+def test_digest_is_shown_before_anyone_subscribes(shell: Shell, project: Project) -> None:
+    """The digest of the last 7 days is printed as an e-mail has it."""
+    with project.report_run("falls"):
+        shown = shell.run("digest")
+    assert "the week until" in shown
+    assert "Stops carried out: 0: 0 right, 0 false, 0 not known" in shown
+    assert shell.read("digest")["vetoes"] == 0
+
+
 def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
     """A table has a row for each policy, or for each detector of the policies, with the shares and their intervals."""
     with project.report_run("rises", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)):

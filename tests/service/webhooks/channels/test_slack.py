@@ -20,18 +20,33 @@ def test_every_event_has_a_message(event_type: EventType) -> None:
     """A message has a text and blocks within Slack's limits, and names its run or other subject."""
     message = json.loads(render_body(Format.SLACK, json.dumps(build_example(event_type))))
     assert set(message) == {"text", "blocks"}
-    about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_PROPOSED, EventType.ROLLOUT_STAGE_CHANGED)
-    assert event_type in about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
+    about_no_run = event_type.startswith(("policy.", "project.", "endpoint."))
+    assert about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
     assert message["blocks"][0]["text"]["text"] == message["text"]
     assert "project alignment" in message["blocks"][-1]["elements"][0]["text"]
     assert all(len(json.dumps(block)) < 3000 for block in message["blocks"])
 
 
+def test_digest_is_a_message_for_a_lead() -> None:
+    """The headline has the stops and the GPU-hours that they saved, and each figure has its words."""
+    message = json.loads(render_body(Format.SLACK, json.dumps(build_example(EventType.DIGEST))))
+    assert message["text"] == "*alignment*, the week until 2026-01-12: 12 stops, 310 GPU-hours saved"
+    details = [block["text"]["text"] for block in message["blocks"][1:-1]]
+    assert details == [
+        "*Stops carried out*: 12: 9 right, 1 false, 2 not known",
+        "*Recorded only*: 4, would have saved 41.5 GPU-hours",
+        "*Vetoed*: 2",
+        "*GPU-hours*: 310.5 saved, about 12.0 lost to false stops",
+        "*To label*: 2",
+        "*Ready for the next stage*: early may move from shadow to canary",
+    ]
+
+
 def test_message_links_to_the_page_of_its_run() -> None:
-    """With the address of the dashboard, a message links to its run, or to the policies if it has no run."""
+    """With the address of the dashboard, a message links to its run, to the policies, or to the overview."""
     run_id = UUID("0199aa0d-1111-7e22-8f33-445566778899")
     pages = {}
-    for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED):
+    for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED, EventType.DIGEST):
         plain = json.dumps(build_example(event_type), separators=(",", ":"))
         assert add_url(plain, None, run_id) == plain
         sent = add_url(plain, "https://evalstop.example", run_id)
@@ -42,6 +57,7 @@ def test_message_links_to_the_page_of_its_run() -> None:
     assert pages == {
         EventType.STOPPED: f"<https://evalstop.example/runs/{run_id}|Open in EvalStop>",
         EventType.ROLLOUT_STAGE_CHANGED: "<https://evalstop.example/policies|Open in EvalStop>",
+        EventType.DIGEST: "<https://evalstop.example/|Open in EvalStop>",
     }
 
 

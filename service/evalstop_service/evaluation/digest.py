@@ -1,0 +1,80 @@
+"""The weekly digest of a project, for endpoints that subscribe to `project.digest`: what its pages say of a week."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from evalstop_service.background import PeriodicJob, Wait, handle_each
+from evalstop_service.clock import Clock
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.proposals import ProposalKind, ProposalState
+from evalstop_service.domain.quotas import begin_day
+from evalstop_service.domain.statuses import DecisionOutcome, Treatment
+from evalstop_service.evaluation import figures
+from evalstop_service.store import decisions, endpoints, projects, proposals, run_lists
+from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.queue import outbox
+from evalstop_service.webhooks import events
+from evalstop_service.webhooks.event_data import Digest
+
+WEEK = timedelta(days=7)
+SENT_AT = timedelta(hours=7)
+"""After the beginning of Monday, in UTC."""
+
+EVERY_SECONDS = 600.0
+
+
+def load_digest(tx: Transaction, project_id: UUID, since: datetime, until: datetime) -> Digest:
+    """The digest of a project for what ended, or was decided, in a period."""
+    total = figures.load_figures(tx, project_id, CaseFilter(since=since, until=until))[0]
+    stopped, observed = total.counts[Treatment.STOPPED], total.counts[Treatment.OBSERVED]
+    ready = proposals.list_proposals(tx, project_id, until, state=ProposalState.OPEN, limit=100)
+    return Digest(
+        since,
+        until,
+        stops=sum(stopped.values()),
+        right=stopped[DecisionOutcome.RIGHT],
+        wrong=stopped[DecisionOutcome.WRONG],
+        recorded_only=sum(observed.values()),
+        vetoes=decisions.count_decisions(tx, project_id, DecisionState.VETOED, since, until),
+        to_label=sum(total.counts[treatment][DecisionOutcome.UNKNOWN] for treatment in Treatment),
+        gpu_hours_saved=total.hours.saved,
+        gpu_hours_lost=total.hours.lost,
+        gpu_hours_would_have_saved=total.hours.would_have_saved,
+        ready=[proposal.summary for proposal in ready if proposal.kind is ProposalKind.RAISE_STAGE],
+    )
+
+
+def create_job(database: Database, clock: Clock) -> PeriodicJob:
+    """The periodic job that sends the digest of each week."""
+
+    def send(pause: Wait) -> float:
+        now = clock()
+        with database.reading() as tx:
+            project_ids = [project.id for project in projects.list_projects(tx)]
+        handle_each(project_ids, lambda project_id: send_digest(database, project_id, now))
+        return EVERY_SECONDS
+
+    return PeriodicJob("digests", send)
+
+
+def send_digest(database: Database, project_id: UUID, now: datetime) -> bool:
+    """Announce the digest of the week that ended last Monday, unless it was or no endpoint wants it; whether it was."""
+    until = begin_day(now - SENT_AT)
+    until = until - timedelta(days=until.weekday()) + SENT_AT
+    with database.transaction() as tx:
+        wanted = [item for item in endpoints.list_endpoints(tx, project_id) if item.wants(EventType.DIGEST)]
+        newest = run_lists.list_runs(tx, project_id, limit=1)
+        # An endpoint that was created since gets its first digest next Monday.
+        if not newest or not any(item.enabled and item.created_at < until for item in wanted):
+            return False
+        project = projects.lock_project(tx, project_id)  # so that one of several processes sends it
+        if outbox.has_event(tx, project_id, EventType.DIGEST, until):
+            return False
+        fields = {"project": project, "digest": load_digest(tx, project_id, until - WEEK, until)}
+        # Events belong to a run: this one to the newest of the project.
+        events.announce_event(tx, EventType.DIGEST, project_id, newest[0].id, fields, now)
+        return True
