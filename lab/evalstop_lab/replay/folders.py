@@ -237,15 +237,17 @@ def leave_out_copies(folder: Path, runs: Runs, places: Mapping[str, Path], findi
             findings -= Counter({(kind, READ): 1})
 
 
-_EVAL = np.dtype([("step", ">i8"), ("value", ">f4")])
+_EVAL = np.dtype([("step", ">i8"), ("place", "u1"), ("value", ">f4")])
 
 
 def _pack_evals(run: Run) -> bytes:
-    """Steps and evals in the precision of TensorBoard, so that the beginning of a run is that of the text."""
-    series = run.series.get(MetricRole.EVAL) or next((run.parts[column] for column in sorted(run.parts)), None)
-    if series is None:
-        return b""
-    evals = np.zeros(len(series.steps), dtype=_EVAL)
-    with np.errstate(over="ignore"):
-        evals["step"], evals["value"] = series.steps, np.frombuffer(series.values)
-    return evals.tobytes()
+    """Steps and evals, of several sets each, in the precision of TensorBoard, so that the beginning of a run is that of
+    the bytes."""
+    several = [run.parts[column] for column in sorted(run.parts)]
+    packed = [np.zeros(0, dtype=_EVAL)]
+    for place, series in enumerate(several or [run.series[role] for role in run.series if role is MetricRole.EVAL]):
+        packed.append(np.full(len(series.steps), place, dtype=_EVAL))
+        with np.errstate(over="ignore"):
+            packed[-1]["step"], packed[-1]["value"] = series.steps, np.frombuffer(series.values)
+    evals = np.concatenate(packed)
+    return (evals[np.lexsort((evals["place"], evals["step"]))] if several else evals).tobytes()

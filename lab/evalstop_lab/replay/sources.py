@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
-from evalstop_detectors.roles.recognition import FIRST_EVALS, RecognizedRoles, is_constant, recognize_by_values
+from evalstop_detectors.roles.params import find_declared_eval
+from evalstop_detectors.roles.recognition import (
+    FIRST_EVALS,
+    RecognizedRoles,
+    is_constant,
+    recognize_by_values,
+    warn_of_direction,
+)
 from evalstop_detectors.roles.words import LEARNING_RATES
 from evalstop_service.domain.run import COMBINED_METRIC
 from rich.console import Console
@@ -208,7 +215,7 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
         long = [values for values in evals if len(values) >= FIRST_EVALS]
         return next((values for values in long if not is_constant(values)), long[0] if long else ())
 
-    recognised = recognize_by_values(names, log.tags(), load_evals)
+    recognised = recognize_by_values(metrics, log.tags(), load_evals)  # a column of steps may tell the trainer
     columns: dict[MetricRole, str] = {}
     minimized, guessed, combined = set(requested.minimized), set[MetricRole](), tuple[str, ...]()
     for role in MetricRole:
@@ -306,6 +313,9 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     first = ReadErrors(errors.strict, repeats=True)
     metrics = log.metrics(first)
     roles, _ = choose_roles(log, metrics, requested)
+    declared, direction = find_declared_eval(log.tags())
+    if direction is not None and (warning := warn_of_direction(declared, direction)):
+        sys.stderr.write(f"evalstop-lab: {log.place}: {warning}\n")
     # The learning rate says nothing of a run without another metric.
     fits = bool(metrics & {column for role, column in roles.cells if role is not MetricRole.LEARNING_RATE})
     if fits:

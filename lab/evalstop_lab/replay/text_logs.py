@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -14,7 +13,6 @@ from typing import Any
 
 import msgspec
 from evalstop_client.callbacks.arguments import is_plan_meant
-from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
@@ -214,9 +212,9 @@ class TrainerState:
             at = int(saved[1])
         histories: dict[str, list[float]] = {}
         fitting = set()
-        for row in state["log_history"] if isinstance(best, float) else ():
+        for row in state["log_history"] if isinstance(best, float | int) else ():
             for column, cell in row.items() if isinstance(row, dict) else ():
-                if type(cell) is float and column.startswith("eval_"):
+                if type(cell) in (float, int) and column.startswith("eval_"):
                     histories.setdefault(column, []).append(cell)
                     if cell == best and at in (None, row.get("step")):
                         fitting.add(column)
@@ -246,13 +244,6 @@ class TrainerState:
         run.doubts_plan = not is_plan_meant(is_constant=is_constant, stops_early=stops_early)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
-        evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
-        sign = roles.sign(MetricRole.EVAL)
-        if len(set(evals)) > 1 and state.get("best_metric") == sign * min(sign * value for value in evals):
-            sys.stderr.write(
-                f"evalstop-lab: {path}: the worst {roles.columns[MetricRole.EVAL]} was kept as the best:"
-                f" {state['best_metric']:g}; its greater_is_better contradicts the name of the metric\n"
-            )
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:

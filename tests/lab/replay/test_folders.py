@@ -105,13 +105,20 @@ def test_log_of_llama_factory_and_its_checkpoint_are_one_run(tmp_path: Path) -> 
     assert [score.step for score in run.scores()] == list(STEPS)
 
 
-def test_training_that_was_logged_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("sets", ["one", "two"])
+def test_training_that_was_logged_twice_is_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sets: str
+) -> None:
     """A log whose evals are the first of another's, be it in single precision, is left out; two seeds stay two."""
     for seed, scores in (("a", RISING), ("b", RISING[::-1])):
-        history = [{"step": step, "eval_f1": value} for step, value in zip(STEPS, scores, strict=True)]
+        history = [
+            {"step": step, **more, "eval_x_runtime": 1.0, "eval_y_runtime": 1.0}
+            for step, value in zip(STEPS, scores, strict=True)
+            for more in (({"eval_x_f1": 0.5}, {"eval_y_f1": value}) if sets == "two" else ({"eval_f1": value},))
+        ]
         write_state(tmp_path / seed / "trainer_state.json", history, max_steps=120)
-        singles = [{"step": row["step"], "eval_f1": float(np.float32(row["eval_f1"]))} for row in history]
-        write_jsonl(tmp_path / seed / "history.jsonl", singles[:3])
+        singles = [{key: float(np.float32(cell)) for key, cell in row.items()} for row in history]
+        write_jsonl(tmp_path / seed / "history.jsonl", singles[:4])
     (tmp_path / "data.csv").write_text("prompt,answer\na,b\n")
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "b"}])
     write_jsonl(tmp_path / "losses.jsonl", [{"step": 1, "grad_norm": 0.5}])
