@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from itertools import islice
+from itertools import chain, islice
 from typing import get_args
 
 from evalstop_client.cli.command import (
@@ -21,7 +21,7 @@ from evalstop_client.cli.command import (
     show_result,
 )
 from evalstop_client.latest_answer import ENDED
-from evalstop_client.reading.api import Call, Mode, RunStatus, State
+from evalstop_client.reading.api import Call, Mode, RunStatus, State, parse_moment
 from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
@@ -51,6 +51,8 @@ def add_runs(commands: Subcommands, text: str) -> None:
     listing.add_argument(
         "--limit", type=parse_count, default=50, metavar="N", help="maximum number (default: %(default)s)"
     )
+    comparing = add_command(verbs, "compare", compare_runs)
+    comparing.add_argument("runs", nargs="+", metavar="RUN", help="names or ids")
     shown = add_command(verbs, "show", show_run)
     stop = add_command(verbs, "stop", stop_run)
     stop.add_argument("--reason", required=True, help="recorded with the decision")
@@ -66,8 +68,19 @@ def list_runs(options: argparse.Namespace) -> int:
     filters = {name: getattr(options, name) for name in FILTERS}
     table = connect(options).runs(**filters, tags=options.tag, labels=dict(parse_pairs(options.label, "label")))
     runs = list(islice(table, options.limit))
-    columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
-    return show_list(options, [run.document for run in runs], columns, map(_list_cells, runs))
+    return show_list(options, [run.document for run in runs], _COLUMNS, map(_list_cells, runs))
+
+
+def compare_runs(options: argparse.Namespace) -> int:
+    """Show runs side by side: their results, and the labels and params in which they differ."""
+    api = connect(options)
+    runs = [api.run(name) for name in options.runs]
+    results = [dict(zip(_COLUMNS, _list_cells(run), strict=True)) for run in runs]
+    given = [run.labels | run.document.get("params", {}) for run in runs]
+    differing = [name for name in dict.fromkeys(chain(*given)) if len({item.get(name) for item in given}) > 1]
+    rows = [(name, *(result[name] for result in results)) for name in _COLUMNS[1:]]
+    rows += [(name, *(item.get(name) for item in given)) for name in differing]
+    return show_list(options, [run.document for run in runs], ("", *(run.name for run in runs)), rows)
 
 
 def show_run(options: argparse.Namespace) -> int:
@@ -120,11 +133,13 @@ def add_precision(commands: Subcommands, text: str) -> None:
     shown = add_command(commands, "precision", show_precision)
     shown.add_argument("--by", choices=("policy", "detector"), default="policy", help="default: %(default)s")
     shown.add_argument("--policy", help="only runs of the policy of this name")
+    shown.add_argument("--since", help="only runs that ended since then: 15m, 12h, 30d, or a time")
 
 
 def show_precision(options: argparse.Namespace) -> int:
     """Show how often each policy, or each detector on the same runs, was right: the share with its interval."""
-    query = {"group_by": ["policy", "detector"] if options.by == "detector" else ["policy"], "policy": options.policy}
+    by = ["policy", "detector"] if options.by == "detector" else ["policy"]
+    query = {"group_by": by, "policy": options.policy, "since": parse_moment(options.since)}
     groups = connect(options).connection.get("/precision", query)["groups"]
     columns = (
         options.by,
@@ -169,6 +184,9 @@ def note_run(options: argparse.Namespace) -> int:
     number = len(document["step_notes"])
     count = "1 note at a step" if number == 1 else f"{number} notes at steps"
     return show_result(options, document, f"{run.name} has {count}: {run.url}")
+
+
+_COLUMNS = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
 
 
 def _list_cells(run: RunRecord) -> tuple[Shown, ...]:

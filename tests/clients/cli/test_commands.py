@@ -78,6 +78,20 @@ def test_digest_is_shown_before_anyone_subscribes(shell: Shell, project: Project
     assert shell.read("digest")["vetoes"] == 0
 
 
+def test_runs_are_compared_side_by_side(shell: Shell, project: Project) -> None:
+    """A column for each run, with its results, and the labels and params in which they differ."""
+    for name, values, rate in (("falls", (0.9, 0.8, 0.7, 0.6), "1e-6"), ("rises", (0.1, 0.2), "1e-5")):
+        with project.report_run(name, values, labels={"team": "x", "seed": name}, config={"lr": rate}):
+            pass
+    compared = shell.run("runs", "compare", "falls", "rises").splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in compared[1:]}
+    assert compared[0].split() == ["falls", "rises"]
+    assert (rows["verdict"], rows["lr"], rows["seed"]) == (["stop", "continue"], ["1e-6", "1e-5"], ["falls", "rises"])
+    assert "team" not in rows
+    assert [run["name"] for run in shell.read("runs", "compare", "rises", "falls")] == ["rises", "falls"]
+    assert "no run is called 'nosuch'" in shell.run("runs", "compare", "falls", "nosuch", code=1)
+
+
 def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
     """A table has a row for each policy, or for each detector of the policies, with the shares and their intervals."""
     with project.report_run("rises", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)):
