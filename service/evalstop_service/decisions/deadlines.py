@@ -9,7 +9,6 @@ Any number of processes may do this concurrently.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 from itertools import takewhile
 
@@ -26,8 +25,7 @@ from evalstop_service.store.queue import outbox
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""The longest time between two checks, since other processes may set deadlines meanwhile; a check reads one index and
-the deliveries of unconfirmed stops."""
+"""The time between two checks; each reads one index and the deliveries of unconfirmed stops."""
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
@@ -36,16 +34,12 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     def check(pause: Wait) -> float:
         with database.reading() as tx:
             now = read_now(tx, clock)
-            deadline_at = hand_overs.find_next_deadline(tx)
-            refused = hand_overs.is_any_refused(tx)
             over = projects.list_ended_pauses(tx, now)
-        if refused or (deadline_at is not None and deadline_at <= now):
-            process_overdue(database, now, pause)
+        process_overdue(database, now, pause)
         holds.withdraw_stops(database, now)
         for project_id in over:
             pausing.resume_project(database, project_id, SERVICE, now, only_if_over=True)
-        seconds = CHECK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
-        return min(max(seconds, 0.0), CHECK_SECONDS)
+        return CHECK_SECONDS
 
     return PeriodicJob("deadlines", check)
 
@@ -55,19 +49,10 @@ def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: F
 
     An error does not delay the other decisions; it is raised at the end.
     """
-    overdue = takewhile(lambda _: not pause(0.0), _read_overdue(database, now))
-    handle_each(overdue, lambda decision: _process_decision(database, decision, now))
-
-
-def _read_overdue(database: Database, now: datetime) -> Iterator[OverdueDecision]:
-    last: OverdueDecision | None = None
-    while True:
-        with database.reading() as tx:
-            batch = hand_overs.list_overdue(tx, now, last)
-        if not batch:
-            return
-        yield from batch
-        last = batch[-1]
+    with database.reading() as tx:
+        overdue = hand_overs.list_overdue(tx, now)
+    due = takewhile(lambda _: not pause(0.0), overdue)
+    handle_each(due, lambda decision: _process_decision(database, decision, now))
 
 
 def _process_decision(database: Database, overdue: OverdueDecision, now: datetime) -> None:

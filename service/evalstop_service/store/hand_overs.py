@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -197,16 +198,6 @@ _HAS_SPARED = sa.exists().where(
 )
 
 
-@dataclass(frozen=True)
-class OverdueDecision:
-    """The key of a decision whose deadline has passed or whose stop was refused."""
-
-    deadline_at: datetime
-    id: UUID
-    run_id: UUID
-    project_id: UUID
-
-
 def read_windows(tx: Transaction, now: datetime) -> tuple[datetime | None, datetime | None]:
     """The earliest end of an open veto window, or time when a stop was asked for, and the next end after `now`; None:
     there is none."""
@@ -269,25 +260,20 @@ def remove_listeners(tx: Transaction, listener_ids: Collection[UUID]) -> None:
     tx.execute(veto_listeners.delete().where(veto_listeners.c.id.in_(listener_ids)))
 
 
-def list_overdue(tx: Transaction, now: datetime, after: OverdueDecision | None = None) -> list[OverdueDecision]:
-    """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
+class OverdueDecision(NamedTuple):
+    """The key of a decision whose deadline has passed or whose stop was refused."""
+
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+
+
+def list_overdue(tx: Transaction, now: datetime) -> list[OverdueDecision]:
+    """All decisions whose deadline has passed, or whose stop all receivers refused that it was addressed to."""
     table = decisions.c
-    query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id)
-    query = query.where((table.deadline_at <= now) | _REFUSED)
-    if after is not None:
-        query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
-    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(100))]
-
-
-def find_next_deadline(tx: Transaction) -> datetime | None:
-    """The earliest deadline of any decision, passed or not; None when there is none."""
-    query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
-    return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
-
-
-def is_any_refused(tx: Transaction) -> bool:
-    """Whether any stop was refused by all receivers that it was addressed to."""
-    return tx.execute(sa.select(sa.exists().where(_REFUSED))).scalar_one()
+    query = sa.select(table.id, table.run_id, table.project_id)
+    query = query.where(table.deadline_at.is_not(None), (table.deadline_at <= now) | _REFUSED)  # by the partial index
+    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id))]
 
 
 def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
@@ -310,8 +296,7 @@ def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
 
 
 _REFUSED = (
-    decisions.c.deadline_at.is_not(None)
-    & decisions.c.state.in_((DecisionState.REQUESTED, DecisionState.ESCALATED))
+    decisions.c.state.in_((DecisionState.REQUESTED, DecisionState.ESCALATED))
     & _is_delivery(DeliveryState.DEAD)
     & ~_is_delivery(DeliveryState.WAITING, DeliveryState.DELIVERED)
 )

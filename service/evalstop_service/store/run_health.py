@@ -80,13 +80,6 @@ def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[DueChec
     return [DueCheck(*row) for row in tx.execute(query)]
 
 
-def find_next_check(tx: Transaction) -> datetime | None:
-    """When the next check is due; None when no run is checked."""
-    soonest = sa.select(sa.func.min(run_health.c.next_check_at)).where(run_health.c.next_check_at.is_not(None))
-    next_check_at: datetime | None = tx.execute(soonest).scalar_one()  # by the partial index, which SQLite else omits
-    return next_check_at
-
-
 def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]) -> None:
     """Postpone the next check of unchanged runs; None: no further check."""
     if next_checks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -137,7 +137,7 @@ def test_unreadable_decision_does_not_block_others(project: ProjectFixture) -> N
 
 
 def test_deadline_job_runs_until_the_stop_fails(project: ProjectFixture) -> None:
-    """As a background job it wakes at each deadline until the stop has failed."""
+    """As a background job it finds each deadline until the stop has failed."""
     with project.database.transaction() as tx:
         tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
     run, _ = project.open_declining_run()
@@ -149,22 +149,6 @@ def test_deadline_job_runs_until_the_stop_fails(project: ProjectFixture) -> None
         "run.stop_escalated",
         "run.stop_failed",
     ]
-
-
-def test_deadline_job_waits_until_the_next_deadline(embedded_database: Database) -> None:
-    """It waits at most a second, because another process may set a deadline; an earlier one is not processed."""
-    project = set_up_project(embedded_database)
-
-    def check(now: datetime) -> float:
-        return deadlines.create_job(embedded_database, lambda: now).do(lambda _seconds: False)
-
-    assert check(NOW) == 1.0
-    run, _ = project.open_declining_run()
-    deadline_at = NOW + CONFIRM_TIME
-    assert [check(deadline_at - timedelta(seconds=s)) for s in (900, 0.25)] == [1.0, 0.25]
-    assert project.load_decision(run).state == DecisionState.REQUESTED
-    assert check(deadline_at + timedelta(seconds=5)) == 0.0
-    assert project.load_decision(run).state == DecisionState.ESCALATED
 
 
 def test_unreadable_decision_does_not_keep_others_from_a_pause(database: Database) -> None:
