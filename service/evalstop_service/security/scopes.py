@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 EVERY = "*"
 """All projects."""
@@ -40,14 +42,22 @@ def role_of_scopes(scopes: Iterable[str]) -> VisitorRole | None:
     return VisitorRole.OPERATOR if "operate" in granted else VisitorRole.VIEWER
 
 
-@dataclass(frozen=True)
-class Grant:
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class Grant(Struct, frozen=True, forbid_unknown_fields=True):
     """A role in a project for the members of a group, or for the owner of an e-mail address."""
 
-    project: str
+    project: _Text
     role: VisitorRole
-    group: str | None = None
-    email: str | None = None
+    group: _Text | None = None
+    email: _Text | None = None
+
+    def __post_init__(self) -> None:
+        if (self.group is None) == (self.email is None):
+            raise ValueError("a grant needs project, role, and either group or email")
+        if self.email is not None and not self.email.isascii():
+            raise ValueError("an e-mail address must be ASCII")
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,9 @@ class Grants:
         email = _verified_email(claims)
         roles: dict[str, VisitorRole] = {}
         for grant in self.entries:
-            if grant.group in groups or (email is not None and grant.email == email):
+            if grant.group in groups or (
+                email is not None and grant.email is not None and grant.email.lower() == email
+            ):
                 role = roles.get(grant.project)
                 roles[grant.project] = grant.role if role is None or grant.role.covers(role) else role
         return {project: role.value for project, role in roles.items()}
@@ -91,29 +103,13 @@ def find_role(grants: Mapping[str, str], project: str) -> VisitorRole | None:
 def parse_grants(text: str) -> tuple[Grant, ...]:
     """The grants in a JSON text or in the file that it names; raises ValueError with the place of the error."""
     try:
-        entries = json.loads(text if text.lstrip().startswith("[") else Path(text).read_text())
+        document = text if text.lstrip().startswith("[") else Path(text).read_text()
+        return msgspec.json.decode(document, type=Annotated[tuple[Grant, ...], Meta(min_length=1)])
     except OSError as error:
         raise ValueError(f"{text}: {error.strerror}; set a JSON list, or the path of a file with one") from None
-    except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from None
-    if not isinstance(entries, list) or not entries:
-        raise ValueError('not a JSON list such as [{"group": "ml-oncall", "project": "alignment", "role": "operator"}]')
-    return tuple(_grant(number, entry) for number, entry in enumerate(entries, 1))
-
-
-def _grant(number: int, entry: Any) -> Grant:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) and value for value in entry.values()):
-        raise ValueError(f"grant {number} is not an object of strings")
-    if set(entry) not in ({"group", "project", "role"}, {"email", "project", "role"}):
-        raise ValueError(f"grant {number} has {sorted(entry)}; it needs project, role, and either group or email")
-    if entry["role"] not in _RANKS:
-        raise ValueError(f"grant {number} has the role {entry['role']!r}; it must be one of {', '.join(_RANKS)}")
-    subject = {name: entry[name] for name in ("group", "email") if name in entry}
-    if "email" in subject:
-        if not subject["email"].isascii():
-            raise ValueError(f"grant {number} has an e-mail address that is not ASCII")
-        subject["email"] = subject["email"].lower()
-    return Grant(entry["project"], VisitorRole(entry["role"]), **subject)
+    except msgspec.DecodeError as error:
+        example = '[{"group": "ml-oncall", "project": "alignment", "role": "operator"}]'
+        raise ValueError(f"{error}; write a JSON list such as {example}") from None
 
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
