@@ -131,7 +131,11 @@ def create_app(
     app.state.context = context
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, artifacts))
-    _add_routes(app, settings, service_metrics)
+    problems.install(app)
+    description.install(app)
+    app.router.routes.extend(_resource_routes())
+    app.include_router(health.router)
+    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
@@ -166,15 +170,6 @@ def _create_context(
         ),
         shutdown=shutdown,
     )
-
-
-def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetrics) -> None:
-    """Add the routes of the API."""
-    problems.install(app)
-    description.install(app)
-    app.router.routes.extend(_resource_routes())
-    app.include_router(health.router)
-    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
 
 
 def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics) -> None:

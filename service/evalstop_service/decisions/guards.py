@@ -115,12 +115,8 @@ def _find_run_guards(
     if policy is not None and policy.action is PolicyAction.PARK and not _can_park(tx, project):
         reason = "no endpoint subscribes to run.park_requested, so the job cannot be parked"
         yield Guard(GuardKind.CANNOT_PARK, reason)
-    yield from find_shared_job(tx, run, Action.STOP if policy is None else Action(policy.action))
-
-
-def find_shared_job(tx: Transaction, run: Run, action: Action) -> tuple[Guard, ...]:
-    """The guard of the other runs that would end with a run's job though nobody wants that; none if there are none."""
-    return raise_shared_job(runs.list_endangered_runs(tx, run, action))
+    action = Action.STOP if policy is None else Action(policy.action)
+    yield from raise_shared_job(runs.list_endangered_runs(tx, run, action))
 
 
 def raise_shared_job(others: Sequence[JobRun]) -> tuple[Guard, ...]:

@@ -16,8 +16,6 @@ EVERY_SECONDS = 2.0
 INSTALLATION_NAME = "(installation)"
 """Name of the installation's own log, which belongs to no project."""
 
-_ENTRIES_AT_A_TIME = 1000
-
 
 def create_job(database: Database) -> PeriodicJob:
     """The periodic job that chains new entries."""
@@ -37,10 +35,10 @@ def chain_waiting(database: Database) -> None:
 
 
 def _chain_project(database: Database, project_id: UUID) -> None:
-    chained = _ENTRIES_AT_A_TIME
-    while chained == _ENTRIES_AT_A_TIME:
+    chained = audit.ENTRIES_AT_A_TIME
+    while chained == audit.ENTRIES_AT_A_TIME:
         with database.transaction() as tx:
-            chained = audit.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
+            chained = audit.chain_entries(tx, project_id)
 
 
 def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:

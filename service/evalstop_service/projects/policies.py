@@ -105,20 +105,15 @@ def store_referred_policy(tx: Transaction, project: Project, reference: str, now
     return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)
 
 
-def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime) -> StoredPolicy:
-    """Store a policy as the next version of its name, after the shipped one; returns the latest if it is equal."""
-    latest = find_version(tx, project.id, policy.name)
-    if latest is not None:
-        _stored(tx, project, latest, now)
-    return policies.add_policy(tx, project, policy.name, policy_to_document(policy), now)
-
-
 def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPolicy:
-    """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
+    """Store a policy as the next version of its name, after the shipped one, with an audit entry; returns the latest if
+    it is equal."""
     require_storable(policy)
     project = projects.lock_project(tx, author.project_id)
     before = find_version(tx, project.id, policy.name)
-    stored = add_version(tx, project, policy, author.at)
+    if before is not None:
+        _stored(tx, project, before, author.at)
+    stored = policies.add_policy(tx, project, policy.name, policy_to_document(policy), author.at)
     if before is None or stored.version != before.version:
         counts.require_room(tx, project, Quota.POLICIES, author.at, added=1)
         author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})

@@ -100,7 +100,7 @@ def list_entries(
 
 _ADD_ENTRY = audit_log.insert()
 
-_ENTRIES_AT_A_TIME = 1000
+ENTRIES_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def list_chains(tx: Transaction) -> list[UUID]:
     return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
 
 
-def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_TIME) -> int:
+def chain_entries(tx: Transaction, project_id: UUID, limit: int = ENTRIES_AT_A_TIME) -> int:
     """Append up to `limit` waiting entries to their project's chain, oldest first; returns their number."""
     end = _lock_end(tx, project_id)
     query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
@@ -163,7 +163,7 @@ def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_
 
 
 def list_chained(
-    tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = _ENTRIES_AT_A_TIME
+    tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = ENTRIES_AT_A_TIME
 ) -> list[AuditEntry]:
     """Chained entries in chain order: after the position `after`, none older than `since`."""
     query = _select_entries(project_id).where(audit_log.c.position > after)
