@@ -34,10 +34,10 @@ from evalstop_service.ingest.messages import Answer, CostlyRuns, EditCosts, Limi
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.store import run_health, runs
+from evalstop_service.store import observations, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.faults import Fault, find_fault
-from evalstop_service.store.ingest import IngestStore, RunChange, save_edit
+from evalstop_service.store.ingest import IngestStore, RunChange
 from evalstop_service.store.run_details import EvalRequest
 
 T = TypeVar("T")
@@ -342,7 +342,7 @@ class Editor:
                 changes = self._judge(tx, message, None, now, counts)
                 if not changes.is_changed:
                     return changes
-            save_edit(tx, RunChange(changes.before.run, changes.state.run, changes.points), now)
+            observations.add_observations(tx, changes.state.run, changes.points, now)
             if changes.seconds > self.costs.step_seconds:
                 run_health.record_costly_step(tx, run.id, changes.seconds)
             return carry_out(tx, changes, now, self.read_time)

@@ -24,9 +24,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from evalstop_service.domain.run import Verdict
 from evalstop_service.store.database import IS_POOLED, Database, Transaction, save_row
-from evalstop_service.store.observations import PostedObservation, add_observations
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import moment_text, monitor_states, runs
+from evalstop_service.store.tables import moment_text, monitor_states
 from evalstop_service.store.tables.runs import StoredMonitorState as StoredMonitorState
 
 T = TypeVar("T")
@@ -38,20 +38,12 @@ FollowUp = Callable[[Transaction, Collection[UUID]], None]
 class RunChange(msgspec.Struct, frozen=True):
     """A run as it was loaded, the run to save, and its new observations.
 
-    `IngestStore.save` writes the columns that most requests change; `runs.save_changes` writes the rest.
+    `IngestStore.save` writes the columns that most requests change; `runs.save_changes` writes all that differ.
     """
 
     before: Run
     run: Run
     points: Sequence[PostedObservation]
-
-
-def save_edit(tx: Transaction, change: RunChange, now: datetime) -> None:
-    """Save a run that is locked, all columns in which it differs, with its new observations."""
-    before, run = change.before, change.run
-    columns = [column.name for column in runs.c if getattr(run, column.name) != getattr(before, column.name)]
-    tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in columns}))
-    add_observations(tx, run, change.points, now)
 
 
 class IngestStore(Protocol):

@@ -171,10 +171,9 @@ def _with_counts(*, has_decision: bool, checkpoint_count: int, **columns: Any) -
 
 
 def save_changes(tx: Transaction, before: Run, run: Run) -> None:
-    """Store every column in which a run differs from `before`, in the transaction that has already saved it."""
-    names = [name for name in _INGESTED if getattr(run, name) != getattr(before, name)]
-    if names:
-        tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
+    """Store every column in which a run, which is locked, differs from `before`: at least its version."""
+    names = [column.name for column in runs.c if getattr(run, column.name) != getattr(before, column.name)]
+    tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
     if _copy_of(run) != _copy_of(before):
         _save_copy(tx, run)
 
@@ -196,11 +195,6 @@ _SELECT_WITH_COUNTS = _SELECT.add_columns(
     .where(checkpoints.c.run_id == runs.c.id, checkpoints.c.superseded_by == LIVE)
     .scalar_subquery()
     .label("checkpoint_count"),
-)
-
-_INGESTED = (
-    *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
-    *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure", "calls"),
 )
 
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evalstop_service.clock import Clock
 from evalstop_service.decisions.veto_windows import HeardVeto
 from evalstop_service.errors import Overloaded, TooOften
+from evalstop_service.web.api.ingest_endpoint import replay_body
 from evalstop_service.web.context import UNAUTHORIZED
 from evalstop_service.web.limits import (
     RECEIVED_AT,
@@ -246,7 +247,7 @@ class BodyLimit:
             except Problem as problem:
                 refusal = problem
             else:
-                await self._app(scope, _replay_body(body, receive), send)
+                await self._app(scope, replay_body(body, receive), send)
         finally:
             pool.release(sender.work, held)
         if refusal is not None:
@@ -313,16 +314,6 @@ def _too_many_parts(count: int) -> Problem:
         f"it has {count} lists, objects, strings and commas, and the limit is {MOST_PARTS}; send the observations in "
         "smaller batches. Nothing was stored",
     )
-
-
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the whole body at once."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replayed
 
 
 class HearVetoes:

@@ -115,7 +115,7 @@ class IngestEndpoint:
         body, next_event = await self._read_body(receive)
         points = read(body) if next_event is None else None
         if points is None:
-            await self._app(scope, _replay_body(body, next_event, receive), send)
+            await self._app(scope, replay_body(body, receive, next_event), send)
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
         logs.add_log_context(run_id=run_id, project_id=project_id)
@@ -215,7 +215,7 @@ def read(body: bytes) -> tuple[PostedObservation, ...] | None:
     return tuple(points)
 
 
-def _replay_body(body: bytes, next_event: Event | None, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive, next_event: Event | None = None) -> Receive:
     """A `receive` that replays what was already read, then continues."""
     waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": next_event is not None}]
     if next_event is not None:
