@@ -104,12 +104,13 @@ def parse_grants(text: str) -> tuple[Grant, ...]:
     """The grants in a JSON text or in the file that it names; raises ValueError with the place of the error."""
     try:
         document = text if text.lstrip().startswith("[") else Path(text).read_text()
-        return msgspec.json.decode(document, type=Annotated[tuple[Grant, ...], Meta(min_length=1)])
+        grants: tuple[Grant, ...] = msgspec.json.decode(document, type=Annotated[tuple[Grant, ...], Meta(min_length=1)])
     except OSError as error:
         raise ValueError(f"{text}: {error.strerror}; set a JSON list, or the path of a file with one") from None
     except msgspec.DecodeError as error:
         example = '[{"group": "ml-oncall", "project": "alignment", "role": "operator"}]'
         raise ValueError(f"{error}; write a JSON list such as {example}") from None
+    return grants
 
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
