@@ -49,16 +49,12 @@ def write_calibrations(path: Path, calibrations: Iterable[dict[str, Any]]) -> No
 
 
 def _select_kept(calibration: Mapping[str, Any]) -> dict[str, Any]:
-    levels = [{"rate": level["rate"], "threshold": level["threshold"]} for level in calibration["thresholds"]]
-    data = {key: calibration["data"][key] for key in ("source", "runs", "first_seed")}
-    return {
-        "detector": calibration["detector"],
-        "params": calibration["params"],
-        "thresholds": levels,
-        "highest_of_first": calibration["highest_of_first"],
-        "data": data,
-        "command": calibration["command"],
+    kept = {
+        key: calibration[key] for key in ("detector", "params", "thresholds", "highest_of_first", "data", "command")
     }
+    levels = [{key: level[key] for key in ("rate", "threshold")} for level in kept["thresholds"]]
+    data = {key: kept["data"][key] for key in ("source", "runs", "first_seed")}
+    return kept | {"thresholds": levels, "data": data}
 
 
 def run_calibration(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:

@@ -53,7 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab demo`; return 0 if the run that over-optimizes was stopped, or the healthy one completed."""
     console = Console(stderr=args.json, highlight=False)
-    folder = (args.folder or _make_folder()).resolve()
+    if args.folder is None:
+        Path(".evalstop").mkdir(exist_ok=True)
+    folder = (args.folder or Path(tempfile.mkdtemp(prefix="demo-", dir=".evalstop"))).resolve()
     with running_service(folder / "service") as service, service.connect() as api:
         settings = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
         api.patch("/project", json=settings).raise_for_status()
@@ -69,7 +71,13 @@ def run(args: argparse.Namespace) -> int:
     if summary["stopped"]:
         stopped_at, later_evals = continue_training(folder, console)
         summary["share_of_steps_saved"] = 1 - stopped_at / summary["total_steps"]
-        summary |= _describe_end(later_evals[-1] if later_evals else evals[-1], later_evals)
+        final = later_evals[-1] if later_evals else evals[-1]
+        summary |= {
+            "gold_had_it_run_on": final.gold,
+            "gold_had_it_run_on_stderr": final.gold_stderr,
+            "proxy_had_it_run_on": final.proxy,
+            "rest": [asdict(item) for item in later_evals],
+        }
         draw_picture(folder / "demo.png", evals, later_evals, summary)
     _print_summary(console, summary)
     if args.json:
@@ -143,15 +151,6 @@ def continue_training(folder: Path, console: Console) -> tuple[int, list[Eval]]:
     return saved.state.step, list(evals)
 
 
-def _describe_end(final: Eval, later_evals: list[Eval]) -> dict[str, Any]:
-    return {
-        "gold_had_it_run_on": final.gold,
-        "gold_had_it_run_on_stderr": final.gold_stderr,
-        "proxy_had_it_run_on": final.proxy,
-        "rest": [asdict(item) for item in later_evals],
-    }
-
-
 def _print_summary(console: Console, summary: dict[str, Any]) -> None:
     best = summary["best_checkpoint"]
     console.print("")
@@ -181,12 +180,6 @@ def _print_summary(console: Console, summary: dict[str, Any]) -> None:
 def _get_run(api: httpx.Client) -> dict[str, Any]:
     runs = api.get("/runs").raise_for_status().json()["items"]
     return dict(runs[0]) if runs else {}
-
-
-def _make_folder() -> Path:
-    parent = Path(".evalstop")
-    parent.mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="demo-", dir=parent))
 
 
 EVAL, PROXY, STOP = "#b7791f", "#3b6fb6", "#c53030"

@@ -16,7 +16,7 @@ it. The reward does not depend on steps or on the KL: whether and where gold tur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,11 +74,8 @@ def draw_gold(initial: Policy, rng: np.random.Generator) -> Gold:
     )
     ordinary = initial.sample(repeat_prompts(task, CALIBRATION_TEXTS // task.prompts), rng)
     content, surprise = raw.content(ordinary), raw.surprise(ordinary)
-    return Gold(
-        initial,
-        raw.token_weights,
-        raw.prompt_weights,
-        raw.output_weights,
+    return replace(
+        raw,
         content_mean=float(content.mean()),
         content_deviation=float(content.std()),
         surprise_mean=float(surprise.mean()),

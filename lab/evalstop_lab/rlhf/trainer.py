@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from types import MappingProxyType
 
 import numpy as np
 
@@ -61,13 +59,13 @@ class Config:
     `kl_coefficient`: penalty in proxy reward per nat of KL to the initial policy.
     """
 
-    seed: int
-    steps: int
-    eval_every: int
-    learning_rate: float
     kl_coefficient: float
     comparisons: int
     label_noise: float
+    seed: int = 0
+    steps: int = 20_000
+    eval_every: int = 400
+    learning_rate: float = 0.0002
     samples_per_prompt: int = 128
     eval_samples_per_prompt: int = 64
     task: Task = field(default_factory=Task)
@@ -104,12 +102,8 @@ class World:
     proxy: RewardModel
 
 
-class Stream(IntEnum):
-    """Independent random streams."""
-
-    WORLD = 0
-    TRAINING = 1
-    EVALUATION = 2
+WORLD, TRAINING, EVALUATION = range(3)
+"""Independent random streams."""
 
 
 class Trainer:
@@ -136,7 +130,7 @@ class Trainer:
         """Take one policy gradient step."""
         config, initial, policy = self.config, self.world.initial, self.state.policy
         step = self.state.step + 1
-        texts = policy.sample(repeat_prompts(config.task, config.samples_per_prompt), self._rng(Stream.TRAINING, step))
+        texts = policy.sample(repeat_prompts(config.task, config.samples_per_prompt), self._rng(TRAINING, step))
         penalty = config.kl_coefficient * (policy.log_likelihood(texts) - initial.log_likelihood(texts))
         rewards = self.world.proxy.score(texts) - penalty
         weights = compute_advantages(rewards.reshape(config.task.prompts, -1)).ravel() / len(texts)
@@ -148,18 +142,18 @@ class Trainer:
         """Score new texts of the current policy; equal states give equal evals."""
         config, step, policy = self.config, self.state.step, self.state.policy
         prompts = repeat_prompts(config.task, config.eval_samples_per_prompt)
-        texts = policy.sample(prompts, self._rng(Stream.EVALUATION, step))
+        texts = policy.sample(prompts, self._rng(EVALUATION, step))
         proxy, proxy_stderr = average_over_prompts(self.world.proxy.score(texts).reshape(config.task.prompts, -1))
         gold, gold_stderr = average_over_prompts(self.world.gold.score(texts).reshape(config.task.prompts, -1))
         return Eval(step, proxy, proxy_stderr, gold, gold_stderr, policy.kl(self.world.initial), policy.entropy())
 
-    def _rng(self, stream: Stream, step: int) -> np.random.Generator:
+    def _rng(self, stream: int, step: int) -> np.random.Generator:
         return np.random.default_rng((self.config.seed, stream, step))
 
 
 def make_world(config: Config) -> World:
     """Draw the initial policy, gold and comparisons from the seed, and fit the proxy to the comparisons."""
-    rng = np.random.default_rng((config.seed, Stream.WORLD))
+    rng = np.random.default_rng((config.seed, WORLD))
     initial = draw_policy(config.task, INITIAL_SCALE, rng)
     gold = draw_gold(initial, rng)
     comparisons = draw_comparisons(initial, gold, config.comparisons, config.label_noise, rng)
@@ -181,29 +175,10 @@ def average_over_prompts(scores: Floats) -> tuple[float, float]:
     return float(scores.mean()), float(variance_of_means.sum() ** 0.5 / prompts)
 
 
-STEPS = 20_000
-EVAL_EVERY = 400
-LEARNING_RATE = 0.0002
-
-OVEROPTIMIZES = Config(
-    seed=0,
-    steps=STEPS,
-    eval_every=EVAL_EVERY,
-    learning_rate=LEARNING_RATE,
-    kl_coefficient=0.0,
-    comparisons=500,
-    label_noise=0.25,
-)
-HEALTHY = Config(
-    seed=0,
-    steps=STEPS,
-    eval_every=EVAL_EVERY,
-    learning_rate=LEARNING_RATE,
-    kl_coefficient=0.15,
-    comparisons=8_000,
-    label_noise=0.0,
-)
-PRESETS: Mapping[str, Config] = MappingProxyType({"overoptimizes": OVEROPTIMIZES, "healthy": HEALTHY})
+PRESETS: Mapping[str, Config] = {
+    "overoptimizes": Config(kl_coefficient=0.0, comparisons=500, label_noise=0.25),
+    "healthy": Config(kl_coefficient=0.15, comparisons=8_000, label_noise=0.0),
+}
 
 
 def hasten_run(config: Config, factor: int) -> Config:

@@ -43,10 +43,9 @@ from evalstop_lab.worlds.scoring import (
 _plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=5)(read_runs)
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
-TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
-LANGUAGE = Path(__file__).with_name("language-1.jsonl.gz")
-CAREFUL = Path(__file__).with_name("language-2.jsonl.gz")
-PAIRED = Path(__file__).with_name("language-3.jsonl.gz")
+TRAINED, *LANGUAGE = (
+    Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("runs-1", "language-1", "language-2", "language-3")
+)
 DRAWN_RUNS = 2000
 PLANNED_SHARE = 0.5
 
@@ -85,13 +84,13 @@ SUITES: Mapping[str, Suite] = {
     "public-1": Suite(730, partial(_draw_kinds, OUTLINES)),
     "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),
     "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
-    "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
-    "language-2": Suite(40, partial(_draw_recorded, CAREFUL, False), held_out=False),
-    "language-3": Suite(50, partial(_draw_recorded, PAIRED, False), held_out=False),
+    "language-1": Suite(72, partial(_draw_recorded, LANGUAGE[0], False), held_out=False),
+    "language-2": Suite(40, partial(_draw_recorded, LANGUAGE[1], False), held_out=False),
+    "language-3": Suite(50, partial(_draw_recorded, LANGUAGE[2], False), held_out=False),
 }
 
 
-BOUND_ERROR = 0.01
+BOUND_ERROR = 0.01  # of the tests that a delay is compared with
 
 Judged = Sequence[tuple[Outcome, World]]
 
@@ -139,29 +138,25 @@ def keep_highest(world: World, stop: int | None) -> Outcome:
     return Outcome(stop, int(world.steps[int(np.nanargmax(scores))]) if np.isfinite(scores).any() else None)
 
 
-def compute_figures(judged: Judged, error: float = BOUND_ERROR) -> dict[str, Any]:
-    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length.
-
-    `error`: the error of the tests that its delay is compared with.
-    """
-    return _compute_group(judged, error) | {
-        "by_noise": _compute_by(judged, error, lambda world: f"{_round_noise(world.noise.level):g}"),
-        "by_family": _compute_by(judged, error, lambda world: world.family),
-        "by_length": _compute_by(judged, error, lambda world: "unknown" if world.planned_steps is None else "known"),
+def compute_figures(judged: Judged) -> dict[str, Any]:
+    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length."""
+    return _compute_group(judged) | {
+        "by_noise": _compute_by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
+        "by_family": _compute_by(judged, lambda world: world.family),
+        "by_length": _compute_by(judged, lambda world: "unknown" if world.planned_steps is None else "known"),
     }
 
 
-def _compute_by(judged: Judged, error: float, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
+def _compute_by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[tuple[Outcome, World]]] = {}
     for outcome, world in judged:
         groups.setdefault(group(world), []).append((outcome, world))
-    return {name: _compute_group(groups[name], error) for name in sorted(groups)}
+    return {name: _compute_group(groups[name]) for name in sorted(groups)}
 
 
-def _compute_group(judged: Judged, error: float) -> dict[str, Any]:
+def _compute_group(judged: Judged) -> dict[str, Any]:
     pairs = [(outcome, world.truth) for outcome, world in judged]
     scores = score_outcomes(pairs)
-    _, ratio = compare_with_bound(pairs, error)
     return {
         "recall": asdict(scores.recall),
         "false_stops": asdict(scores.false_stops),
@@ -169,7 +164,7 @@ def _compute_group(judged: Judged, error: float) -> dict[str, Any]:
         "cliffs": asdict(score_cliffs(pairs)),
         "runs": len(judged),
         "delay": asdict(scores.delay),
-        "delay_to_bound": asdict(ratio),
+        "delay_to_bound": asdict(compare_with_bound(pairs, BOUND_ERROR)),
         "saved": asdict(_compute_saved(judged)),
         "eval_lost": asdict(scores.eval_lost),
     }

@@ -174,20 +174,17 @@ def compute_bound(truth: Truth, alpha: float) -> int | None:
     return int(reached[0]) + 1 if len(reached) else None
 
 
-def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
-    """The median bound over all hacking runs (infinite if not reached), and of delay / bound over the right stops.
+def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> Figure:
+    """The median of delay / bound over the right stops.
 
     Runs without noise have no ratio: there a single eval after the peak is proof.
     """
-    bounds, ratios = [], []
+    ratios = []
     for outcome, truth in pairs:
-        if truth.label is not Label.HACKING:
-            continue
         bound, evals = compute_bound(truth, alpha), compute_delay(outcome, truth)
-        bounds.append(math.inf if bound is None else float(bound))
         if evals is not None and bound is not None and truth.noise_sd != 0:
             ratios.append(evals / bound)
-    return estimate_quantile(bounds, 0.5), estimate_quantile(ratios, 0.5)
+    return estimate_quantile(ratios, 0.5)
 
 
 def wilson(hits: int, n: int) -> Share:

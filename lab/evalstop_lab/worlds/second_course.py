@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
-from evalstop_lab.worlds.noise import NoiseKind, correlate
+from evalstop_lab.worlds.noise import NoiseKind
 from evalstop_lab.worlds.truth import Floats
 
 
@@ -134,11 +134,6 @@ def draw_place(rng: Generator, x: Floats, low: float, high: float) -> int:
     """The index of a random eval between two shares of the run."""
     last = len(x) - 1
     return int(np.clip(round(rng.uniform(low, high) * last), 1, last))
-
-
-def draw_ar1(rng: Generator, count: int, memory: float) -> Floats:
-    """Stationary AR(1) noise of standard deviation 1; `memory` is the correlation of successive values."""
-    return correlate(rng.standard_normal(count), memory)
 
 
 def draw_rising_proxy(rng: Generator, x: Floats) -> Floats:

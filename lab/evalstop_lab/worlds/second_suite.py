@@ -21,10 +21,10 @@ import numpy as np
 from numpy.random import Generator
 
 from evalstop_lab.worlds import second_healthy, second_turning  # noqa: F401 - they fill KINDS
-from evalstop_lab.worlds.noise import Noise, NoiseKind
-from evalstop_lab.worlds.second_course import KINDS, Course, Kind, Reward, Scale, draw_ar1, draw_rising_proxy
+from evalstop_lab.worlds.noise import Noise, NoiseKind, correlate
+from evalstop_lab.worlds.second_course import KINDS, Course, Kind, Reward, Scale, draw_rising_proxy
 from evalstop_lab.worlds.shapes import draw_log_uniform
-from evalstop_lab.worlds.truth import Floats, Integers, Label, Truth, label_curve
+from evalstop_lab.worlds.truth import Floats, Label, Truth, label_curve
 from evalstop_lab.worlds.world import World
 
 Item = TypeVar("Item")
@@ -64,12 +64,6 @@ class Measured:
     noise_sd: float
 
 
-def draw_steps(rng: Generator, count: int) -> Integers:
-    """The steps of the evals: equally spaced, from 0 or from the first interval on."""
-    interval = int(rng.choice(INTERVALS))
-    return (np.arange(count, dtype=np.int64) + int(rng.random() < 0.4)) * interval
-
-
 def draw_planned_steps(rng: Generator, last: int) -> float | None:
     """The planned length that the trainer reports: none, the real one, or a wrong one."""
     if rng.random() >= PLANNED_GIVEN:
@@ -84,7 +78,8 @@ def add_variation(rng: Generator, quality: Floats) -> Floats:
     if rng.random() >= UNSTEADY:
         return quality
     size = draw_log_uniform(rng, 0.003, 0.02) * float(np.ptp(quality))
-    return quality + size * draw_ar1(rng, len(quality), rng.uniform(0.2, 0.9))
+    memory = rng.uniform(0.2, 0.9)
+    return quality + size * correlate(rng.standard_normal(len(quality)), memory)
 
 
 def evaluate_course(rng: Generator, course: Course, quality: Floats) -> Measured:
@@ -166,7 +161,8 @@ def _draw_errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
     """Errors of standard deviation 1, except for rare outliers."""
     match kind:
         case NoiseKind.AR1:
-            return draw_ar1(rng, count, rng.uniform(0.4, 0.95))
+            memory = rng.uniform(0.4, 0.95)
+            return correlate(rng.standard_normal(count), memory)
         case NoiseKind.STUDENT_T3:
             return np.asarray(rng.standard_t(3, count) / np.sqrt(3))
         case NoiseKind.OUTLIERS:
@@ -225,7 +221,8 @@ def _draw_once(name: str, seed: int, attempt: int) -> World:
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, attempt])
     count = int(draw_log_uniform(rng, kind.shortest, kind.longest + 1))
     x = np.linspace(0.0, 1.0, count)
-    steps = draw_steps(rng, count)
+    interval = int(rng.choice(INTERVALS))
+    steps = (np.arange(count, dtype=np.int64) + int(rng.random() < 0.4)) * interval
     course = kind.course(rng, x)
     quality = add_variation(rng, course.quality)
     measured = evaluate_course(rng, course, quality)
