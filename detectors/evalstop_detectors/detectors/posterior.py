@@ -14,10 +14,12 @@ Length      A dip that heals is short relative to the run. Without a planned len
             without one, as a plan may be longer than anybody means; where it would, the plan is not used. Where the
             measurement of the eval changes, the rest of the plan is that of a run that starts there.
 Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
-            `posterior.paired` to the log odds, until the run is at a new best. For runs with an evaluator (`requests`),
-            the detector asks for one: from a probability on, or once half of the gain was lost at once while the proxy
-            was still, a limited number of times, each once the last is answered and the run has been below its best 1.6
-            times as long as then, and only if that costs at most a tenth of what is left of the run.
+            `posterior.paired` to the log odds, until the run is at a new best. Answers that find a sudden fall each add
+            as much again, without a limit; one that finds less than half of it shows that the eval has changed: the run
+            starts anew at its level. For runs with an evaluator (`requests`), the detector asks for one: from a
+            probability on, or once half of the gain was lost at once, a limited number of times, each once the last is
+            answered and the run has been below its best 1.6 times as long as then, and only if that costs at most a
+            tenth of what is left of the run.
 Shifts      A sudden fall while the proxy was still may be caused by the grader. While an answer is awaited, such a fall
             does not call for a stop at the eval that asked and at the next one; then it does, answered or not.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
@@ -66,12 +68,12 @@ from evalstop_detectors.posterior.network import (
     to_outlook,
 )
 from evalstop_detectors.posterior.paired import (
+    CONFIRMATION,
     LEAST_STDERR,
     Answer,
     add_log_odds,
     describe_answer,
     describe_effect,
-    raise_bets,
 )
 from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count, format_percent
@@ -81,11 +83,13 @@ APART = 1.6  # times as long below the best as at the last request
 HELD_EVALS = 2
 CLIFF_SHARE, CLIFF_SIGMAS = 0.6, 4.0  # of the fall, in one eval, and in multiples of the noise: a sudden fall
 DEEP_SHARE = 0.5  # of the gain: asked for a paired evaluation whatever the probability
+_ABOVE, _BELOW = 3.0, 2.0  # standard errors, from half of the fall
 STILL = 2.09  # asinh(4): the proxy moved by less than four times its usual move
 _PROXY_CHANGE = 13  # index among the network's features
 SAID_FROM = 0.1  # below this the note gives no probability
 
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
+_CLEARED = Evidence(Kind.POSTERIOR, 0.0, None, "a paired evaluation found no fall: the eval has changed")
 _QUIET = f"less than {format_percent(SAID_FROM)} likely to have turned"
 
 
@@ -97,7 +101,7 @@ class PosteriorState(Struct, frozen=True):
     `hidden` is the network's state and `seen` its features of the last eval, as little-endian 16-bit integers. `cliff`
     is the deepest fall from one eval to the next since the best, while the proxy was still. `asked` counts requests;
     the last was made at `asked_step`, after `asked_evals` evals, `asked_since` of them since the best, and is `awaited`
-    until it is answered.
+    until it is answered. `confirmed` counts the latest answers that found a sudden fall.
     """
 
     features: FeatureState = FeatureState()
@@ -118,7 +122,7 @@ class PosteriorState(Struct, frozen=True):
     asked_since: int = 0
     awaited: bool = False
     answer: Answer | None = None
-    log_bets: tuple[float, ...] = ()
+    confirmed: int = 0
 
 
 class Posterior(Detector[PosteriorState], frozen=True):
@@ -202,6 +206,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
             asked_since=0 if is_best else state.asked_since,
             awaited=state.awaited and not is_best,
             answer=None if is_best else state.answer,
+            confirmed=0 if is_best else state.confirmed,
             progress=min(max(state.progress, observation.progress or 0.0), 1.0),  # NaN is never the larger one
         )
         outlook, added = self._weigh_answer(state, hidden, seen)
@@ -217,12 +222,16 @@ class Posterior(Detector[PosteriorState], frozen=True):
             return replace(state, awaited=False)
         _, unit = measure_scale(ONE, features)
         answer_stderr = max(min(stderr, LARGEST), LEAST_STDERR * unit)
-        answer = None
+        answer, is_sudden, half = None, _fell_at_once(features, features.cliff), 0.5 * (features.best - features.level)
+        if is_sudden and -value + _BELOW * answer_stderr < half:
+            return replace(self.start_anew(state), evidence=_CLEARED)
+        is_deep = _fell_at_once(features, features.cliff, DEEP_SHARE)
+        is_found = is_deep and -value - _ABOVE * answer_stderr >= half
         if features.since:
             before = (state.answer.fall, 1.0) if state.answer is not None else (0.0, 0.0)
             answer = Answer(-value, answer_stderr, features.best - features.level, features.since, *before)
-        bets = raise_bets(state.log_bets, -value, answer_stderr, features.best - features.start)
-        state = replace(state, awaited=False, answer=answer, log_bets=bets)
+        confirmed = state.confirmed + 1 if is_found else 0
+        state = replace(state, awaited=False, answer=answer, confirmed=confirmed)
         outlook, added = self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))
         return self._with_evidence(state, outlook, added, observation.progress)
 
@@ -233,7 +242,8 @@ class Posterior(Detector[PosteriorState], frozen=True):
         if state.answer is not None:
             answer = round_features(describe_answer(ONE, state.features, state.answer))
             both = (seen, seen if unplanned is planned else forget_plan(seen))
-            added = (add_log_odds(both[0], answer), add_log_odds(both[1], answer))
+            again = CONFIRMATION * max(state.confirmed - 1, 0)
+            added = (add_log_odds(both[0], answer) + again, add_log_odds(both[1], answer) + again)
         return to_outlook(planned, unplanned, added), added[0]
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
@@ -241,7 +251,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
         return (
             requests is not None
             and features.evals >= SOONEST
-            and (probability >= requests.at or self._fell_at_once(state, DEEP_SHARE))
+            and (probability >= requests.at or _fell_at_once(features, features.cliff, DEEP_SHARE))
             and state.asked < requests.most
             and not state.awaited
             and features.since > 0
@@ -263,8 +273,8 @@ class Posterior(Detector[PosteriorState], frozen=True):
         evidence = _weigh(state.features, outlook, state.best_step, progress)
         if evidence.value >= SAID_FROM:
             note, value = evidence.note, evidence.value
-            if state.log_bets:
-                note += f"; {describe_effect(None if state.answer is None else added, state.log_bets)}"
+            if state.answer is not None:
+                note += f"; {describe_effect(added)}"
             if self.requests is not None and self._is_held(state) and value > self.requests.at:
                 value = self.requests.at
                 note += f"; held at {format_percent(value)}: a sudden fall, and a paired evaluation is awaited"
@@ -273,18 +283,19 @@ class Posterior(Detector[PosteriorState], frozen=True):
 
     def _is_held(self, state: PosteriorState) -> bool:
         """Whether the fall was sudden and the answer to a request of this or the last eval is awaited."""
-        return state.awaited and state.features.evals - state.asked_evals < HELD_EVALS and self._fell_at_once(state)
-
-    def _fell_at_once(self, state: PosteriorState, share: float = 0.0) -> bool:
-        """Whether one eval, with the proxy still, made most of the fall, which is this share of the gain or more."""
-        features = state.features
-        noise, _ = measure_scale(ONE, features)
-        fall, gain = features.best - features.level, features.best - features.start
-        return bool(state.cliff >= max(CLIFF_SHARE * fall, CLIFF_SIGMAS * noise) and fall >= share * gain)
+        is_waiting = state.awaited and state.features.evals - state.asked_evals < HELD_EVALS
+        return is_waiting and _fell_at_once(state.features, state.cliff)
 
     def outlook(self, state: PosteriorState) -> Outlook:
         """The network's forecast for a run in this state."""
         return self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))[0]
+
+
+def _fell_at_once(features: FeatureState, cliff: float, share: float = 0.0) -> bool:
+    """Whether this fall from one eval to the next made most of the fall, which is this share of the gain or more."""
+    noise, _ = measure_scale(ONE, features)
+    fall, gain = features.best - features.level, features.best - features.start
+    return bool(cliff >= max(CLIFF_SHARE * fall, CLIFF_SIGMAS * noise) and fall >= share * gain)
 
 
 def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
