@@ -88,26 +88,18 @@ logger = logging.getLogger("evalstop_client.receivers")
 GONE_EXIT_CODE = 3  # as init scripts and `systemctl` report a service that does not run
 
 
-@dataclass(frozen=True)
-class Commands:
-    """The command for each operation. `signal`, `park` and `resume` may be None: not possible; `force` None: cancel
-    again."""
+OPERATIONS = ("cancel", "check", "signal", "force", "park", "resume")
+"""What commands do. Without `signal`, `park` or `resume` that is not possible; without `force` a job is cancelled
+again."""
 
-    cancel: Template
-    check: Template
-    signal: Template | None = None
-    force: Template | None = None
-    park: Template | None = None
-    resume: Template | None = None
 
-    @property
-    def names(self) -> frozenset[str]:
-        commands = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
-        return frozenset().union(*(command.names for command in commands if command is not None))
+def list_names(commands: Mapping[str, Template]) -> frozenset[str]:
+    """The labels that these commands need."""
+    return frozenset[str]().union(*(command.names for command in commands.values()))
 
 
 class CommandJobControl:
-    """Ends jobs with commands.
+    """Ends jobs with commands, one for each of `OPERATIONS` that is possible.
 
     `own_labels`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; other values are
     refused. `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command,
@@ -119,7 +111,7 @@ class CommandJobControl:
 
     def __init__(
         self,
-        commands: Commands,
+        commands: Mapping[str, Template],
         environment: Mapping[str, str],
         *,
         own_labels: Mapping[str, str] | None = None,
@@ -145,37 +137,37 @@ class CommandJobControl:
             if not pattern.fullmatch(request.labels.get(name, "")):
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")
         known_values = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
-        facts = {name: allowed(name, known_values.get(name, "")) for name in sorted(self._commands.names)}
+        facts = {name: allowed(name, known_values.get(name, "")) for name in sorted(list_names(self._commands))}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Run the signal command, if any."""
-        return self._commands.signal is not None and self._run_on_present(self._commands.signal, job)
+        signal = self._commands.get("signal")
+        return signal is not None and self._run_on_present(signal, job)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Run the cancel command; it may fail if the job is gone."""
-        self._run_on_present(self._commands.cancel, job)
+        self._run_on_present(self._commands["cancel"], job)
 
     def kill_job(self, job: Job) -> None:
         """Run the force command, or cancel again; it may fail if the job is gone."""
-        self._run_on_present(self._commands.force or self._commands.cancel, job)
+        self._run_on_present(self._commands.get("force") or self._commands["cancel"], job)
 
     def check_job(self, job: Job) -> Present | Gone:
         """Run the check command: exit 0, the job exists; 3, it is gone; any other, unknown."""
-        result = self._run_template(self._commands.check, job)
+        check = self._commands["check"]
+        result = self._run_template(check, job)
         if result.exit_code == 0:
             return Present(_first_line(result) or "there")
         if result.exit_code == GONE_EXIT_CODE:
             return Gone("gone", _read_details(result))
-        raise SchedulerUnavailable(
-            f"{self._commands.check.arguments[0]}: exit code {result.exit_code}: {result.last_line}"
-        )
+        raise SchedulerUnavailable(f"{check.arguments[0]}: exit code {result.exit_code}: {result.last_line}")
 
     def park_job(self, job: Job, request: StopRequest) -> None:
         """Run the park command; RequestRefused without commands that park and resume."""
-        if self._commands.park is None or self._commands.resume is None:
+        if not {"park", "resume"} <= self._commands.keys():
             raise RequestRefused("this receiver was given no commands that park and resume a job (--park, --resume)")
-        self._run_or_raise(self._commands.park, job)
+        self._run_or_raise(self._commands["park"], job)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """The same check: after a park command, a job that is gone is parked."""
@@ -184,9 +176,9 @@ class CommandJobControl:
 
     def resume_job(self, job: Job) -> None:
         """Run the resume command; RequestRefused without one."""
-        if self._commands.resume is None:
+        if "resume" not in self._commands:
             raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
-        self._run_or_raise(self._commands.resume, job)
+        self._run_or_raise(self._commands["resume"], job)
 
     def _run_template(self, command: Template, job: Job) -> Done:
         return run_program(command.filled(job.facts), self._environment, self._command_seconds)
@@ -259,20 +251,14 @@ def run(options: argparse.Namespace) -> int:
     allow: dict[str, frozenset[str]] = {}
     for name, value in parse_pairs(options.allow, "--allow"):
         allow[name] = allow.get(name, frozenset()) | {value}
-    commands = Commands(
-        cancel=parse_template(options.cancel),
-        check=parse_template(options.check),
-        signal=_parse_optional(options.signal),
-        force=_parse_optional(options.force),
-        park=_parse_optional(options.park),
-        resume=_parse_optional(options.resume),
-    )
+    texts = {name: getattr(options, name) for name in OPERATIONS}
+    commands = {name: parse_template(text) for name, text in texts.items() if text is not None}
     action = CommandJobControl(
         commands,
         copy_environment(options.secret_env, options.key_env),
         own_labels=own_labels,
         allow=allow,
-        patterns=_parse_patterns(options.pattern, commands.names - IDS),
+        patterns=_parse_patterns(options.pattern, list_names(commands) - IDS),
         command_seconds=options.command_seconds,
     )
     return run_receiver(action, options, "command")
@@ -287,7 +273,3 @@ def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, r
     for name in sorted(labels - patterns.keys()):
         raise ConfigurationError(f"--pattern: set a pattern for {{{name}}}, as in --pattern '{name}=[1-9][0-9]*'.")
     return patterns
-
-
-def _parse_optional(text: str | None) -> Template | None:
-    return None if text is None else parse_template(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl
-from evalstop_client.receivers.command import CommandJobControl, Commands, parse_template
+from evalstop_client.receivers.command import CommandJobControl, parse_template
 from evalstop_client.receivers.stop.processes import copy_environment
 
 from tests.clients.programs import wait_until
@@ -68,12 +68,8 @@ class CommandLauncher(ProcessLauncher):
         def make_command(verb: str) -> str:
             return f"bash '{script}' {verb} {{job_id}}"
 
-        commands = Commands(
-            cancel=parse_template(make_command("TERM")),
-            check=parse_template(make_command("check")),
-            signal=parse_template(make_command("USR1")),
-            force=parse_template(make_command("KILL")),
-        )
+        verbs = {"cancel": "TERM", "check": "check", "signal": "USR1", "force": "KILL"}
+        commands = {operation: parse_template(make_command(verb)) for operation, verb in verbs.items()}
         return StartedJob(CommandJobControl(commands, copy_environment()), {"job_id": str(job.pid)})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
-from evalstop_client.receivers.command import CommandJobControl, Commands, parse_template
+from evalstop_client.receivers.command import CommandJobControl, Template, parse_template
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,9 +58,9 @@ def test_malformed_template_is_an_error(text: str) -> None:
         parse_template(text)
 
 
-def make_commands(check: str) -> Commands:
+def make_commands(check: str) -> dict[str, Template]:
     """Commands with this check."""
-    return Commands(cancel=parse_template("true {job_id}"), check=parse_template(check))
+    return {"cancel": parse_template("true {job_id}"), "check": parse_template(check)}
 
 
 def test_command_runs_without_a_shell(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_find_job_applies_labels_and_allow_list() -> None:
 def test_labels_cannot_replace_run_id_and_decision_id() -> None:
     """{run_id} and {decision_id} come from the event, even if labels have those names."""
     job_control = CommandJobControl(
-        Commands(cancel=parse_template("c {run_id}"), check=parse_template("c {decision_id}")), {}
+        {"cancel": parse_template("c {run_id}"), "check": parse_template("c {decision_id}")}, {}
     )
     job = job_control.find_job(make_stop_request({"run_id": "forged", "decision_id": "forged"}))
     assert isinstance(job, Job)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
-from evalstop_client.receivers.stop.processes import run
+from evalstop_client.receivers.stop.processes import read_token_from, run
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -54,18 +54,6 @@ def create_access(url: str, token_file: Path | None, ca_file: Path | None) -> Ac
     token = read_token_from(token_file) if token_file else no_token
     tls = create_tls_context(ca_file) if url.startswith("https://") else None
     return Access(url.rstrip("/"), token=token, tls=tls)
-
-
-def read_token_from(file: Path) -> Callable[[], str | None]:
-    """Read a token from a file at every request: Kubernetes replaces it hourly."""
-
-    def read() -> str:
-        try:
-            return file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SchedulerUnavailable(f"no token: {error}") from None
-
-    return read
 
 
 def create_tls_context(ca_file: Path | None) -> ssl.SSLContext:

@@ -22,7 +22,7 @@ import httpx
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import Record, parse_rest
-from evalstop_client.receivers.stop.processes import run
+from evalstop_client.receivers.stop.processes import read_token_from, run
 from evalstop_client.service import object_in
 
 TIMEOUT_SECONDS = 30.0
@@ -170,14 +170,8 @@ def choose_token(command_line: str | None, file: Path | None, environment: Mappi
 
         return by_command
     if file:
-
-        def by_file() -> str:
-            try:
-                return parse_token(file.read_text())
-            except (OSError, UnicodeDecodeError) as error:
-                raise SchedulerUnavailable(f"no token: {error}") from None
-
-        return by_file
+        read = read_token_from(file)
+        return lambda: parse_token(read())
     token = parse_token(os.environ.get("SLURM_JWT", ""))
     if not token:
         raise ConfigurationError("token: --rest needs --token-file, --token-command or SLURM_JWT.")
