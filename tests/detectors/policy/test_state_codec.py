@@ -23,6 +23,7 @@ from evalstop_detectors import (
     verdict_to_document,
 )
 from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.policy.state import STATE_VERSION
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ from tests.detectors.policy.test_codec import json_values, list_paths, replace_a
 from tests.detectors.strategies import eval_series, policies, single_member_policy
 
 PAPER = POLICIES["paper"]
+VERSION = f'"version":{STATE_VERSION}'.encode()
 STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))
 
 
@@ -61,8 +63,8 @@ def test_changed_parameter_makes_a_state_stale(other: KDecline) -> None:
         b"{}",
         "\ud800",
         b"[" * 100_000,
-        STORED.replace(b'"version":3', b'"version":2'),
-        STORED.replace(b'"version":3', b'"version":3,"more":0'),
+        STORED.replace(VERSION, b'"version":1'),
+        STORED.replace(VERSION, VERSION + b',"more":0'),
         STORED.replace(b'"evidence":[{', b'"evidence":[null,{', 1),
         STORED.replace(b'"states":[{', b'"states":[{},{', 1),
         STORED.replace(b'"previous":0.25', b'"previous":"0.25"'),
