@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
@@ -31,6 +32,8 @@ def load_digest(tx: Transaction, project_id: UUID, since: datetime, until: datet
     """The digest of a project for what ended, or was decided, in a period."""
     total = figures.load_figures(tx, project_id, CaseFilter(since=since, until=until))[0]
     stopped, observed = total.counts[Treatment.STOPPED], total.counts[Treatment.OBSERVED]
+    period: dict[str, Any] = {"since": since, "until": until, "limit": 1000}
+    vetoed = decisions.list_decisions(tx, project_id, state=DecisionState.VETOED, **period)
     ready = proposals.list_proposals(tx, project_id, until, state=ProposalState.OPEN, limit=100)
     return Digest(
         since,
@@ -39,7 +42,7 @@ def load_digest(tx: Transaction, project_id: UUID, since: datetime, until: datet
         right=stopped[DecisionOutcome.RIGHT],
         wrong=stopped[DecisionOutcome.WRONG],
         recorded_only=sum(observed.values()),
-        vetoes=decisions.count_decisions(tx, project_id, DecisionState.VETOED, since, until),
+        vetoes=len(vetoed),
         to_label=sum(total.counts[treatment][DecisionOutcome.UNKNOWN] for treatment in Treatment),
         gpu_hours_saved=total.hours.saved,
         gpu_hours_lost=total.hours.lost,

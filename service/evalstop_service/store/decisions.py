@@ -125,13 +125,6 @@ def count_issued_stops(
     return count, ended
 
 
-def count_decisions(tx: Transaction, project_id: UUID, state: DecisionState, since: datetime, until: datetime) -> int:
-    """How many of a project's decisions that were made in a period are in this state."""
-    made = (decisions.c.created_at >= since) & (decisions.c.created_at < until)
-    query = sa.select(sa.func.count()).where(decisions.c.project_id == project_id, made, decisions.c.state == state)
-    return tx.execute(query).scalar_one()
-
-
 def list_decisions(
     tx: Transaction,
     project_id: UUID,

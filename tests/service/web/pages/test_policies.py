@@ -75,7 +75,7 @@ def test_rollout_is_promoted_and_lowered(visitor: httpx.Client, database: Databa
     assert visitor.post(f"{page}/stage", data=form).headers["location"] == f"{page}#stage"
     refused = visitor.post(f"{page}/stage", data=form | {"required_percent": "100"})
     assert (refused.status_code, "Required percent: Input should be less than 100." in refused.text) == (422, True)
-    assert "When this stage is decided is not known before the first decided case." in visitor.get(page).text
+    assert "No date can be estimated before the first decided case." in visitor.get(page).text
     insert_cases(database, run, 9, utc_now())
     decided = re.search(r"stage is decided by\s+<time>([\d-]+)</time>: (\d+) more cases", visitor.get(page).text)
     assert decided
