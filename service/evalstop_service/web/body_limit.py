@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -99,6 +100,7 @@ class HeldBodies:
         return self._decisions if is_short and sender.reports and is_decision_path(path) else self.known
 
 
+@dataclass(frozen=True, eq=False)
 class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones, 401 to bodies over 64 KiB
     without a valid key or session, 429 to a sender that has used its share, 503 when a pool is full.
@@ -110,29 +112,18 @@ class BodyLimit:
     of a body at a time and enforce their own limits. `refusal`: makes a problem the response to a request for a path.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        held_bodies: HeldBodies,
-        identify: Callable[[Scope], Awaitable[Sender]],
-        report_refused_veto: Callable[[UUID | None], None],
-        compressible: Collection[str] = (),
-        streamed_below: tuple[str, ...] = (),
-        refusal: Callable[[Problem, str], ASGIApp] = answer,
-    ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._held_bodies = held_bodies
-        self._identify = identify
-        self._report_refused_veto = report_refused_veto
-        self._compressible = frozenset(compressible)
-        self._streamed_below = streamed_below
-        self._refusal = refusal
+    app: ASGIApp
+    max_bytes: int
+    held_bodies: HeldBodies
+    identify: Callable[[Scope], Awaitable[Sender]]
+    report_refused_veto: Callable[[UUID | None], None]
+    compressible: Collection[str] = ()
+    streamed_below: tuple[str, ...] = ()
+    refusal: Callable[[Problem, str], ASGIApp] = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(self._streamed_below):
-            await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"].startswith(self.streamed_below):
+            await self.app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         encoding = headers.get(b"content-encoding", "").strip().lower() or "identity"
@@ -140,7 +131,7 @@ class BodyLimit:
         if "\0" in scope["path"]:
             detail = "a path may not contain the character NUL; /docs lists all paths"
             problem = Problem(404, ProblemKind.NOT_FOUND, detail)
-        elif scope["path"] not in self._compressible:
+        elif scope["path"] not in self.compressible:
             if encoding != "identity":
                 detail = "send it as plain JSON, without Content-Encoding"
                 problem = Problem(415, ProblemKind.COMPRESSED_BODY, detail)
@@ -148,14 +139,14 @@ class BodyLimit:
             detail = f"Content-Encoding must be one of {ENCODINGS}; nothing was stored"
             problem = Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
         if problem is not None:
-            await self._refusal(problem, scope["path"])(scope, receive, send)
+            await self.refusal(problem, scope["path"])(scope, receive, send)
             return
         declared = headers.get(b"content-length", "")
         size = int(declared) if declared.isdecimal() else None
-        if size is not None and size > self._max_bytes:
-            await self._refusal(_too_large(self._max_bytes), scope["path"])(scope, receive, send)
+        if size is not None and size > self.max_bytes:
+            await self.refusal(_too_large(self.max_bytes), scope["path"])(scope, receive, send)
         elif declared in ("", "0") and b"transfer-encoding" not in headers:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         else:
             await self._answer_request(scope, receive, send, size, encoding)
 
@@ -168,7 +159,7 @@ class BodyLimit:
 
         def report_failure() -> None:
             if is_veto_path(path) and (path == SIGN_IN or sender is None or sender.operates):
-                self._report_refused_veto(None if sender is None else sender.project_id)
+                self.report_refused_veto(None if sender is None else sender.project_id)
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -179,13 +170,13 @@ class BodyLimit:
             await send(message)
 
         try:
-            sender = await self._identify(scope)
+            sender = await self.identify(scope)
         except Exception as error:  # the database is away
-            await self._refusal(problem_of(error), path)(scope, receive, watched)
+            await self.refusal(problem_of(error), path)(scope, receive, watched)
             return
         # A stranger's body is not worth the time to decompress it.
         if not sender.known and (encoding != "identity" or (declared_bytes or 0) > SHORT_BYTES):
-            await self._refusal(_STRANGER, path)(scope, receive, watched)
+            await self.refusal(_STRANGER, path)(scope, receive, watched)
             return
         try:
             arrived = await self._hold_body(scope, receive, watched, sender, declared_bytes, encoding)
@@ -208,13 +199,13 @@ class BodyLimit:
     ) -> bool:
         """Receive the body, counting it in its pool, decompress it and pass it on; False if it did not arrive."""
         is_plain = encoding == "identity"
-        pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes if is_plain else None)
+        pool = self.held_bodies.select_pool(sender, scope["path"], declared_bytes if is_plain else None)
         held = 0
 
         def hold(size: int) -> None:
             nonlocal held
-            if size > self._max_bytes:
-                raise _too_large(self._max_bytes)
+            if size > self.max_bytes:
+                raise _too_large(self.max_bytes)
             if size > SHORT_BYTES and not sender.known:
                 raise _STRANGER
             try:
@@ -240,19 +231,19 @@ class BodyLimit:
                 body = b"".join(parts)
                 parts.clear()
                 if not is_plain:
-                    body = await in_thread(decompress)(body, encoding, self._max_bytes)
+                    body = await in_thread(decompress)(body, encoding, self.max_bytes)
                     hold(max(held, len(body)))
                 if (count := _count_parts(body)) > MOST_PARTS:
                     raise _too_many_parts(count)
             except Problem as problem:
                 refusal = problem
             else:
-                await self._app(scope, replay_body(body, receive), send)
+                await self.app(scope, replay_body(body, receive), send)
         finally:
             pool.release(sender.work, held)
         if refusal is not None:
             # Only after the release: refusals are sent slowly, and bodies that still arrive need the room.
-            await self._refusal(refusal, scope["path"])(scope, receive, send)
+            await self.refusal(refusal, scope["path"])(scope, receive, send)
         return True
 
 

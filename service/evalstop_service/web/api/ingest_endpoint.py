@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, ClassVar
 from uuid import UUID
 
 import msgspec
@@ -55,29 +56,21 @@ _parse_id = lru_cache(maxsize=10_000)(UUID)
 _decode = msgspec.json.Decoder(_Batch).decode
 
 
+@dataclass(frozen=True, eq=False)
 class IngestEndpoint:
     """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
     arrive in chunks, `processor` limits the time of a sender."""
 
-    path = "/api/v1/runs/{run_id}/observations"
+    path: ClassVar = "/api/v1/runs/{run_id}/observations"
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        committer: Committer,
-        key_cache: KeyCache,
-        clock: Clock,
-        tell_trainer: Callable[[Decision], bool],
-        max_bytes: int,
-        pool: Places,
-        processor: Processor,
-    ) -> None:
-        self._app = app
-        self._committer, self._key_cache, self._clock = committer, key_cache, clock
-        self._tell_trainer = tell_trainer
-        self._max_bytes = max_bytes
-        self._pool = pool
-        self._processor = processor
+    app: ASGIApp
+    committer: Committer
+    key_cache: KeyCache
+    clock: Clock
+    tell_trainer: Callable[[Decision], bool]
+    max_bytes: int
+    pool: Places
+    processor: Processor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -87,7 +80,7 @@ class IngestEndpoint:
             return
         try:
             client = scope.get("client")
-            key = scope.get(KNOWN_KEY) or await self._key_cache.authenticate_in_thread(
+            key = scope.get(KNOWN_KEY) or await self.key_cache.authenticate_in_thread(
                 secret, client[0] if client else ""
             )
         except Exception as error:
@@ -99,15 +92,15 @@ class IngestEndpoint:
             or key.networks  # the route compares them with the address
             or not ("ingest" in key.scopes or "admin" in key.scopes)
         ):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if scope.get(KNOWN_KEY) is None:
             set_sender(key.id, key.project_id)
-        request = await self._processor.begin(WORK.get(), is_post=True)
+        request = await self.processor.begin(WORK.get(), is_post=True)
         try:
             await self._answer_request(scope, receive, send, key, key.project_id, path[1])
         finally:
-            self._processor.end(request)
+            self.processor.end(request)
 
     async def _answer_request(
         self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
@@ -115,23 +108,23 @@ class IngestEndpoint:
         body, next_event = await self._read_body(receive)
         points = read(body) if next_event is None else None
         if points is None:
-            await self._app(scope, replay_body(body, receive, next_event), send)
+            await self.app(scope, replay_body(body, receive, next_event), send)
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
         logs.add_log_context(run_id=run_id, project_id=project_id)
         message = Message(project_id, _parse_id(run_id), Observations(points), key.id)
         try:
-            receipt = await self._committer.submit(message)
+            receipt = await self.committer.submit(message)
         except Exception as error:
             if isinstance(error, QuotaReached):
-                self._committer.count_refused(f"quota {error.quota}")
+                self.committer.count_refused(f"quota {error.quota}")
             await _answer_error(error, scope, receive, send)
             return
         decision = receipt.decision
         should_stop = decision is not None and decision.should_stop
         if decision is not None and decision.stops and not should_stop:  # once a decision
-            should_stop = await in_thread(self._tell_trainer)(decision)
-        document = receipt_json(receipt, should_stop, self._clock())
+            should_stop = await in_thread(self.tell_trainer)(decision)
+        document = receipt_json(receipt, should_stop, self.clock())
         length = str(len(document)).encode()
         headers = [*_HEADERS_OF_ANSWER, (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -145,10 +138,10 @@ class IngestEndpoint:
             return body, None
         parts, size = [], 0
         try:
-            while message["type"] == "http.request" and size <= self._max_bytes:
+            while message["type"] == "http.request" and size <= self.max_bytes:
                 part = message.get("body", b"")
                 try:
-                    self._pool.take(WORK.get(), len(part))
+                    self.pool.take(WORK.get(), len(part))
                 except (Overloaded, TooOften):
                     break
                 parts.append(part)
@@ -158,15 +151,15 @@ class IngestEndpoint:
                 message = await receive()
             return b"".join(parts), message
         finally:
-            self._pool.release(WORK.get(), size)
+            self.pool.release(WORK.get(), size)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another part of the app answer; known keys and recent sessions go before heavy keys."""
-        request = await self._processor.begin(WORK.get())
+        request = await self.processor.begin(WORK.get())
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
-            self._processor.end(request)
+            self.processor.end(request)
 
     def _find_secret(self, scope: Scope) -> str | None:
         """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""
@@ -182,7 +175,7 @@ class IngestEndpoint:
             or headers.get(b"content-type", b"").lower()
             not in (b"application/json", b"application/json; charset=utf-8")
             or not length.isdigit()
-            or int(length) > self._max_bytes
+            or int(length) > self.max_bytes
         ):
             return None
         scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
