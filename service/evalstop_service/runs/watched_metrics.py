@@ -54,17 +54,6 @@ class WatchedMetrics:
     higher is better. `combined`: if there are several evals, their names and weights.
     """
 
-    __slots__ = (
-        "_critical",
-        "_eval_changes",
-        "_roles",
-        "_total_steps",
-        "combined",
-        "eval_metric",
-        "eval_sign",
-        "policy",
-    )
-
     def __init__(self, run: Run, policy: Policy) -> None:
         self.policy, self.combined = policy, find_combined_evals(run)
         self._roles = {

@@ -141,10 +141,10 @@ def list_chains(tx: Transaction) -> list[UUID]:
     return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
 
 
-def chain_entries(tx: Transaction, project_id: UUID, limit: int = ENTRIES_AT_A_TIME) -> int:
-    """Append up to `limit` waiting entries to their project's chain, oldest first; returns their number."""
+def chain_entries(tx: Transaction, project_id: UUID) -> int:
+    """Append up to `ENTRIES_AT_A_TIME` waiting entries to their project's chain, oldest first; returns their number."""
     end = _lock_end(tx, project_id)
-    query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
+    query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(ENTRIES_AT_A_TIME)
     chained = []
     for waiting in find_all(tx, AuditEntry, query):
         entry = replace(waiting, position=end.position + 1, previous_hash=end.hash)

@@ -69,11 +69,10 @@ class Problem(Exception):
         title: str | None = None,
         errors: list[dict[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
     ) -> None:
         self.status, self.kind, self.title, self.detail = status, kind, title or kind.title, detail
         super().__init__(f"{self.title}: {detail}")
-        self.errors, self.headers, self.more = errors, headers, more
+        self.errors, self.headers = errors, headers
 
 
 class FieldError(BaseModel):
@@ -122,7 +121,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
         "request_id": logs.request_id(),
         "errors": problem.errors,
     }
-    body = {name: value for name, value in body.items() if value is not None} | dict(problem.more or {})
+    body = {name: value for name, value in body.items() if value is not None}
     return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
