@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -199,6 +199,21 @@ def _read_file(module: Any, path: Path, name: str, runs: Runs, roles: Roles, err
         runs.by_name[name].total_steps = find_plan(path)
 
 
+class _Changes(Exception):
+    """The eval of some run changes at its beginning: the rest of the log, often most of it, need not be read."""
+
+
+class _RunsUntilChange(Runs):
+    """Runs of a log that is read up to the first whose eval changes; raises `_Changes`."""
+
+    def run(self, name: str, roles: Roles) -> Run:
+        found = super().run(name, roles)
+        evals = found.series.get(MetricRole.EVAL)
+        if evals and evals.ascending and len(evals.values) == FIRST_EVALS and not is_constant(evals.values):
+            raise _Changes
+        return found
+
+
 def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tuple[Roles, RecognizedRoles]:
     """The roles of the metrics of a log, as requested, else as declared by its run, else by name, and the roles by
     name."""
@@ -207,9 +222,10 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
 
     def load_evals(metric: str) -> Sequence[float]:
         """The evals of a run that is long enough to tell whether they change, preferably of one where they do."""
-        runs = Runs()
+        runs = _RunsUntilChange()
         if roles is None and MetricRole.EVAL not in {*requested.named, *names}:
-            log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), ReadErrors(strict=False))
+            with suppress(_Changes):
+                log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), ReadErrors(strict=False))
         runs.settle()
         evals = [series.values for run in runs.by_name.values() for series in run.series.values()]
         long = [values for values in evals if len(values) >= FIRST_EVALS]

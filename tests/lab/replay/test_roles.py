@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
 from evalstop_lab.replay import read_runs
 
@@ -71,6 +72,19 @@ def test_constant_eval_gives_way(
     explained = json.loads(capsys.readouterr().out)
     assert explained["roles"].keys() == {"eval_loss"}
     assert reason in explained["refused"][name]
+
+
+def test_log_is_read_up_to_the_first_eval_that_changes(tmp_path: Path) -> None:
+    """A constant eval of one run says nothing of another's, and rows behind a change are not looked at for it."""
+    rows = [
+        {"run": run, "step": step, "eval_accuracy": score * step, "eval_loss": 1.0 - 0.1 * step}
+        for run, score in (("constant", 0), ("rising", 1), ("more", 1))
+        for step in range(8)
+    ]
+    runs = read_runs([write_jsonl(tmp_path / "a.jsonl", rows)]).by_name
+    assert {name: (run.roles.eval_name, len(run.series[MetricRole.EVAL].steps)) for name, run in runs.items()} == (
+        dict.fromkeys(("constant", "rising", "more"), ("eval_accuracy", 8))
+    )
 
 
 FALLING = (0.2, 0.5, 0.7, 0.8, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2)
