@@ -285,7 +285,8 @@ def count_running(tx: Transaction, project_id: UUID) -> Running:
     job = query.group_by(table.job_key, table.gpus).subquery().c
     gpus = job.gpus * sa.case((job.job_key.is_(None), job.number), else_=1)
     sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (job.number, job.turned, gpus))
-    return Running(*tx.execute(sa.select(*sums)).one())
+    number_of_runs, may_have_turned, of_jobs = tx.execute(sa.select(*sums)).one()
+    return Running(int(number_of_runs), int(may_have_turned), float(of_jobs))  # PostgreSQL sums to decimal numbers
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:

@@ -206,10 +206,10 @@ def _save_copy(tx: Transaction, run: Run) -> None:
 
 
 def _copy_of(run: Run) -> RunningRun | None:
+    if run.status is not RunStatus.RUNNING:
+        return None
     may_have_turned = run.verdict.verdict is not Call.CONTINUE
-    is_running = run.status is RunStatus.RUNNING
-    row = RunningRun(run.id, run.project_id, may_have_turned, read_gpus(run.labels), run.job_key)
-    return row if is_running else None
+    return RunningRun(run.id, run.project_id, may_have_turned, read_gpus(run.labels), run.job_key)
 
 
 def _columns_of(run: Run) -> dict[str, Any]:

@@ -313,6 +313,7 @@ def test_counts_of_running_runs_follow_every_change(project: ProjectFixture) -> 
         with project.database.reading() as tx:
             counted = run_lists.count_running(tx, project.id)
         assert counted == count_slowly(project)
+        assert [type(value) for value in counted] == [int, int, float]
         return counted
 
     assert count() == (0, 0, 0.0)
