@@ -210,7 +210,7 @@ def _subtract_smallest_loss(state: CombinedState) -> tuple[float, float | None]:
 
 
 def _measure_unit_change(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:
-    """The factor by which the unit changes when scales are renewed."""
+    """How many times larger the unit becomes when scales are renewed."""
     ratios = [
         (weight, old.scale / new.scale) for weight, old, new in zip(weights, before, after, strict=True) if old.scale
     ]

@@ -20,7 +20,7 @@ class CallbackArguments(RunArguments, total=False):
 
 
 EVAL_LABEL = "evalstop.eval"
-"""By this label a trainer declares the eval: that by which it chooses its best checkpoint."""
+"""The label that declares the eval: the metric that chooses the best checkpoint of a trainer."""
 
 
 def filled(
@@ -34,7 +34,7 @@ def filled(
     """Complete `arguments` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
 
     `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended. `best_by`:
-    the metric by which it chooses its best checkpoint, and `maximize`, `minimize` or, if unknown, nothing.
+    the metric that chooses its best checkpoint, and `maximize`, `minimize` or, if unknown, nothing.
     """
     chosen = arguments.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
     resume: Literal["allow"] | None = "allow" if resumes else None

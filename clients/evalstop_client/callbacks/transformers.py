@@ -123,7 +123,7 @@ class EvalStopCallback(TrainerCallback):
 
 
 def _find_best_metric(args: TrainingArguments) -> tuple[str | None, str]:
-    """The eval by which the Trainer chooses its best model, and its direction."""
+    """The eval that chooses the Trainer's best model, and its direction."""
     metric = getattr(args, "metric_for_best_model", None)
     if not metric:
         return None, ""

@@ -95,7 +95,7 @@ Changes = list[tuple[tuple[int, int], Evidence]]
 
 
 class Trace(NamedTuple):
-    """The `Changes` of a whole run from its start, of which each evidence is worded on demand.
+    """The `Changes` of a whole run from its start; each evidence is worded on demand.
 
     By place: `orders`, the values of evidence and outlook, `word` gives the evidence. Neighbors may be equal.
     """

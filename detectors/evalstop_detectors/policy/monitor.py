@@ -95,7 +95,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
 
 
 def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
-    """Add one observation of a run with critical evals, each of which has its own monitor.
+    """Add one observation of a run with critical evals: each has its own monitor.
 
     An eval is shown only to its monitor, everything else to all. The first monitor that calls for a stop determines the
     verdict; otherwise it is that of the watched score, unless that is `continue` and another suspects.

@@ -158,12 +158,12 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def unguarded(self) -> Policy:
-        """The policy by which the watched score is judged."""
+        """The policy that judges the watched score."""
         return replace(self, critical=())
 
     @cached_property
     def guarding(self) -> Policy:
-        """The policy by which a critical eval is judged."""
+        """The policy that judges a critical eval."""
         return replace(self, critical=(), stop_on=(Ground.TURNED,), observers=())
 
     @cached_property
@@ -218,7 +218,7 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def panel(self) -> dict[str, Member]:
-        """All members by name, those with a say first, whose names do not depend on observers."""
+        """All members by name, those with a say first: their names do not depend on observers."""
         named = [(name, name) for name in self.ids] + [(item.id, item.detector.name) for item in self.observers]
         return dict(zip(member_ids(named), (*self.members, *self.observers), strict=True))
 

@@ -104,7 +104,7 @@ POLICIES: Mapping[str, Policy] = _Shipped()
 
 
 def with_panel(policy: Policy, names: Sequence[str] | None) -> Policy:
-    """A shipped policy, observed by detectors with these names, of which those that decide in it are left out.
+    """A shipped policy, observed by the detectors with these names that do not already decide in it.
 
     Each has the parameters and the threshold with which shipped policies observe it, else its defaults. None: the
     observers that the policy ships with. Raises InvalidPolicy for an unknown name, and for too many members.

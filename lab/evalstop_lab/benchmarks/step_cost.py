@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--evals", type=positive_number, default=400, help="evals of the run (default: 400)")
-    parser.add_argument("--rounds", type=positive_number, default=3, help="rounds, of which the fastest counts")
+    parser.add_argument("--rounds", type=positive_number, default=3, help="rounds; the fastest counts")
     options = parser.parse_args(arguments)
     run = draw_turning_run(options.evals)
     console = Console() if sys.stdout.isatty() else Console(width=120)

@@ -27,7 +27,7 @@ SOLVED = 1e-6
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Pairs of texts for the same prompt, by which of the two the labeler preferred."""
+    """Pairs of texts for the same prompt: what the labeler preferred, and the other."""
 
     preferred: Texts
     rejected: Texts

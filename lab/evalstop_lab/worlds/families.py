@@ -208,7 +208,7 @@ def draw_step_back(rng: Generator, t: Floats) -> Curve:
 
 @family(Group.DIP)
 def draw_swells(rng: Generator, t: Floats) -> Curve:
-    """Two to four bell-shaped dips of different depth and length, of which later ones are often deeper."""
+    """Two to four bell-shaped dips of different depth and length; later ones are often deeper."""
     base = _draw_base(rng, t)
     loss = np.zeros_like(t)
     for start in _draw_starts(rng, int(rng.integers(2, 5))):

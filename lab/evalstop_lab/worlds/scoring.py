@@ -192,7 +192,7 @@ def wilson(hits: int, n: int) -> Share:
 
 
 def clopper_pearson(hits: int, n: int) -> Share:
-    """A share with the exact interval of Clopper and Pearson, whose coverage is at least that stated."""
+    """A share with the exact interval of Clopper and Pearson, which covers at least as often as stated."""
     return _estimate_share(hits, n, "exact")
 
 

@@ -145,7 +145,7 @@ def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
 
 @kind(turns=True, shortest=15)
 def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
-    """Two peaks, of which the first is higher, and a decline at the end."""
+    """Two peaks, the first one higher, and a decline at the end."""
     first, second = rng.uniform(0.18, 0.35), rng.uniform(0.55, 0.75)
     dip = rng.uniform(0.15, 0.5) * bump(x, first, second)
     quality = draw_rise(rng, x, end=first) - dip - rng.uniform(0.03, 0.12) * ramp(x, first, second)

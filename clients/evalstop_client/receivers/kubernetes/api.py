@@ -116,7 +116,7 @@ class Api:
                 raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
     def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Conflict | None:
-        """Change the fields in `change`, whose metadata may require a uid and a version; None if there is no object."""
+        """Change the fields in `change`, which may require a uid and a version; None if there is no object."""
         answer = self._request_object("patch", kind, namespace, name, body=change)
         return answer if isinstance(answer, Conflict) else _read_answer(answer, "patch", kind)
 
@@ -311,7 +311,7 @@ def _report_missing(namespace: str, needs: Verbs, lacks: Verbs) -> None:
     required += [] if usable else [f"{_describe_rule(JOB, needs[JOB])}, or the same for another kind"]
     if required and namespace:
         raise ConfigurationError(f"permissions: {where} {'; '.join(required)}.")
-    # A kind of which nothing is granted is one that the cluster does not have.
+    # A kind without any grant is one that the cluster does not have.
     partly = [kind for kind in (*KINDS, WORKLOAD) if 0 < len(lacks[kind]) < len(needs[kind])]
     for rule in (*required, *(_describe_rule(kind, lacks[kind]) for kind in (*partly, EVENT) if lacks[kind])):
         logger.warning("%s %s", where, rule)

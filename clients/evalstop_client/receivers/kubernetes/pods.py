@@ -14,7 +14,7 @@ from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import POD, Object, at
 
 LOST_NODE = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeStatusUnknown")
-"""Reasons by which Kubernetes deletes pods whose node does not answer."""
+"""Why Kubernetes deletes pods when their node does not answer."""
 
 ENDED_PHASES = ("Succeeded", "Failed")
 MAX_REPORTED = 32

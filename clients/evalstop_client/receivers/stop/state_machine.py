@@ -5,7 +5,7 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
    └──────────┴────────────┴─────────────┴──> reporting ──> done
 
 Gone means gone and not waiting to run again: a job that starts again during its stop, often because it was asked to
-save, is cancelled again. A job of which nothing is known any more is reported as failed, never as confirmed.
+save, is cancelled again. A job that can no longer be seen is reported as failed, never as confirmed.
 
 A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
 once and continues: when the job ends later, that is reported too. A stop that is taken back before the cancel is done.

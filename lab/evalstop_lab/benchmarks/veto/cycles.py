@@ -119,7 +119,7 @@ class Postgres:
 
 @dataclass(frozen=True)
 class Installation:
-    """One installation with one project; `stopped`: the runs whose stops its receiver got.
+    """One installation with one project; `stopped`: the runs that its receiver was to stop.
 
     `deliver`: the process that sends them. `postgres`: its server, `filler`: a file on its small disk, if it has one.
     """
