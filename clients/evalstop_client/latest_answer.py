@@ -60,8 +60,9 @@ class Decision:
 
 
 def find_eval(metrics: Mapping[str, Any]) -> str | None:
-    """The metric with the role eval."""
-    return next((name for name, role in metrics.items() if role.get("role") == "eval"), None)
+    """The metric with the role eval; of several the mean that the service computes."""
+    evals = [name for name, role in metrics.items() if role.get("role") == "eval"]
+    return "evalstop/score" if len(evals) > 1 else next(iter(evals), None)
 
 
 def describe_run(

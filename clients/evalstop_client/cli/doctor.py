@@ -128,7 +128,10 @@ def _check_eval(run: RunRecord, api: Api) -> Check:
         return Check("eval", BLOCKS, f"no metric has the role eval{others}")
     if name not in counts:
         return Check("eval", BLOCKS, f"{name} has no value yet{others}")
-    if run.document["recognition"]["origins"].get(name) == "guessed":
-        return Check("eval", BLOCKS, f"the role of {name} was guessed, and a guess cannot stop the run: confirm it")
-    better = "lower" if run.metrics[name]["direction"] == "minimize" else "higher"
-    return Check("eval", FINE, f"{name}, {better} is better: {counts[name]} values{others}")
+    origins = run.document["recognition"]["origins"]
+    evals = [metric for metric, role in run.metrics.items() if role["role"] == "eval"]
+    if guessed := ", ".join(metric for metric in evals if origins.get(metric) == "guessed"):
+        return Check("eval", BLOCKS, f"the role of {guessed} was guessed, and a guess cannot stop the run: confirm it")
+    name = name if len(evals) == 1 else f"{name}, the mean of {', '.join(evals)}"
+    better = "lower" if len(evals) == 1 and run.metrics[name]["direction"] == "minimize" else "higher"
+    return Check("eval", FINE, f"{name}, {better} is better: {counts[run.eval_metric or name]} values{others}")

@@ -243,7 +243,7 @@ class RunRecord:
 
     @property
     def eval_metric(self) -> str | None:
-        """The metric with the role eval; None if there is none."""
+        """The metric with the role eval, `evalstop/score` if there are several; None if there is none."""
         return find_eval(self.metrics)
 
     def history(

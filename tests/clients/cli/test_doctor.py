@@ -103,6 +103,25 @@ def test_guessed_role_blocks(examine: Examine, project: Project) -> None:
         assert "was guessed" in list_blocking(examine("guessed"))["eval"]
 
 
+def test_several_eval_sets_are_one_eval(examine: Examine, project: Project) -> None:
+    """The eval of a run with several is their mean, whose values are counted; a guess among them blocks."""
+    sets = ("eval_a_loss", "eval_b_loss")
+    for name, more in (("guesses", {}), ("known", {"eval_a_runtime": 1.0, "eval_b_runtime": 1.0})):
+        with project.report_run(name, (), metrics="auto") as run:
+            for step in (1, 2):
+                run.log(dict.fromkeys(sets, 1.0 / step) | more, step=step)
+            assert run.flush()
+            document = examine(name)
+            assert project.api.run(name).eval_metric == "evalstop/score"
+            assert len(list(project.api.run(name).history())) == 2
+        if name == "guesses":
+            assert "eval_a_loss, eval_b_loss was guessed" in list_blocking(document)["eval"]
+        else:
+            (text,) = (check["text"] for check in document["checks"] if check["name"] == "eval")
+            expected = "evalstop/score, the mean of eval_a_loss, eval_b_loss, higher is better: 2 values"
+            assert text.startswith(expected)
+
+
 def test_shadow_mode_of_run_and_project_are_distinguished(
     real_service: tuple[str, Database], examine: Examine, project: Project
 ) -> None:

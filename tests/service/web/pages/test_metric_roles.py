@@ -33,7 +33,7 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     before = visitor.get(f"/runs/{run.id}").text
     assert "No metric is the eval score" in before
     assert "from its name" in before or "preset" in before
-    form = {"eval": HOSTILE_NAME, "proxy": "reward", "eval_lower": "true", "csrf": read_csrf_token(visitor)}
+    form = {"eval": HOSTILE_NAME, "proxy": "reward", "eval_lower": ["true", "true"], "csrf": read_csrf_token(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     after = visitor.get(f"/runs/{run.id}").text
@@ -122,3 +122,19 @@ def test_guessed_direction_is_confirmed_by_a_button(visitor: httpx.Client, tenan
     assert stored.recognition is not None
     assert stored.metrics == {"eval_gsm8k_loss": {"role": "eval", "direction": "minimize"}}
     assert stored.recognition.origins == {"eval_gsm8k_loss": "declared"}
+
+
+def test_guessed_eval_sets_are_confirmed_together(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The button declares each of several evals of one name, which stay several."""
+    run = tenant.open_run(metrics=None, recognise=True)
+    metrics = {"eval_de_loss", "eval_en_loss"}
+    points = [PostedObservation(metric, step, 1 - step / 10) for step in range(5) for metric in metrics]
+    tenant.post_observations(run, points)
+    page = visitor.get(f"/runs/{run.id}").text
+    fields = re.findall(r'<input type="hidden" name="(eval(?:_lower)?)" value="([^"]*)">', page)
+    evals = [value for name, value in fields if name == "eval"]
+    body = {"eval": evals, "eval_lower": ["true", "true"], "csrf": read_csrf_token(visitor)}
+    assert set(evals) == metrics
+    visitor.post(f"/runs/{run.id}/metrics", data=body)
+    stored = tenant.load_run(run)
+    assert stored.metrics == {metric: {"role": "eval", "direction": "minimize"} for metric in metrics}

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import StringConstraints
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
@@ -154,7 +155,7 @@ def correct_roles(
     run_id: UUID,
     site: SiteOf,
     visitor: Operator,
-    eval_metric: Annotated[str, Form(alias="eval", max_length=256)] = "",
+    evals: Annotated[list[Annotated[str, StringConstraints(max_length=256)]] | None, Form(alias="eval")] = None,
     proxy: Metric = "",
     kl: Metric = "",
     loss: Metric = "",
@@ -164,7 +165,8 @@ def correct_roles(
     """Set the roles of all metrics of a run. The run is judged again from its first observation."""
     if not visitor.may_correct_roles:
         raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
-    roles = [("eval", eval_metric, eval_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
+    roles = [("eval", metric, eval_lower) for metric in evals or ()]
+    roles += [("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
         name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name
