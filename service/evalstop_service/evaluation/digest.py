@@ -7,17 +7,16 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
-from evalstop_service.clock import Clock
-from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.proposals import ProposalKind, ProposalState
 from evalstop_service.domain.quotas import begin_day
 from evalstop_service.domain.statuses import DecisionOutcome, Treatment
 from evalstop_service.evaluation import figures
-from evalstop_service.store import decisions, endpoints, projects, proposals, run_lists
+from evalstop_service.store import audit, decisions, endpoints, projects, proposals, run_lists
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import outbox
 from evalstop_service.webhooks import events
 from evalstop_service.webhooks.event_data import Digest
 
@@ -26,6 +25,8 @@ SENT_AT = timedelta(hours=7)
 """After the beginning of Monday, in UTC."""
 
 EVERY_SECONDS = 600.0
+
+SENT = "digest.sent"
 
 
 def load_digest(tx: Transaction, project_id: UUID, since: datetime, until: datetime) -> Digest:
@@ -57,8 +58,8 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     def send(pause: Wait) -> float:
         now = clock()
         with database.reading() as tx:
-            project_ids = [project.id for project in projects.list_projects(tx)]
-        handle_each(project_ids, lambda project_id: send_digest(database, project_id, now))
+            wanting = [project.id for project in projects.list_projects(tx) if _is_wanted(tx, project.id, now)]
+        handle_each(wanting, lambda project_id: send_digest(database, project_id, now))
         return EVERY_SECONDS
 
     return PeriodicJob("digests", send)
@@ -66,18 +67,28 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 def send_digest(database: Database, project_id: UUID, now: datetime) -> bool:
     """Announce the digest of the week that ended last Monday, unless it was or no endpoint wants it; whether it was."""
-    until = begin_day(now - SENT_AT)
-    until = until - timedelta(days=until.weekday()) + SENT_AT
+    until = _find_end(now)
     with database.transaction() as tx:
-        wanted = [item for item in endpoints.list_endpoints(tx, project_id) if item.wants(EventType.DIGEST)]
-        newest = run_lists.list_runs(tx, project_id, limit=1)
-        # An endpoint that was created since gets its first digest next Monday.
-        if not newest or not any(item.enabled and item.created_at < until for item in wanted):
-            return False
         project = projects.lock_project(tx, project_id)  # so that one of several processes sends it
-        if outbox.has_event(tx, project_id, EventType.DIGEST, until):
+        newest = run_lists.list_runs(tx, project_id, limit=1)
+        # Found in the audit log, since retention removes the events of runs.
+        sent = audit.list_entries(tx, project_id, action=SENT, limit=1)
+        if not newest or (sent and sent[0].at >= until) or not _is_wanted(tx, project_id, now):
             return False
         fields = {"project": project, "digest": load_digest(tx, project_id, until - WEEK, until)}
         # Events belong to a run: this one to the newest of the project.
         events.announce_event(tx, EventType.DIGEST, project_id, newest[0].id, fields, now)
+        audit.record_action(tx, project_id, SERVICE, SENT, f"project {project.name}", {"until": rfc3339(until)}, now)
         return True
+
+
+def _find_end(now: datetime) -> datetime:
+    """The last Monday at seven."""
+    day = begin_day(now - SENT_AT)
+    return day - timedelta(days=day.weekday()) + SENT_AT
+
+
+def _is_wanted(tx: Transaction, project_id: UUID, now: datetime) -> bool:
+    """Whether an endpoint asks for the digest; one that was created since Monday gets its first one next Monday."""
+    listed = [item for item in endpoints.list_endpoints(tx, project_id) if item.wants(EventType.DIGEST)]
+    return any(item.enabled and item.created_at < _find_end(now) for item in listed)

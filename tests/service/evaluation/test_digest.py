@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from evalstop_service.domain.decision_lifecycle import Vetoed
 from evalstop_service.evaluation import digest, figures
-from evalstop_service.store import tables
+from evalstop_service.store import audit, tables
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 
@@ -38,11 +38,15 @@ def test_digest_is_sent_once_a_week_on_monday(project: ProjectFixture) -> None:
     assert not send(project, MONDAY - timedelta(seconds=1)), "the endpoint is younger than the last Monday"
     assert send(project, MONDAY + timedelta(seconds=1))
     assert not send(project, MONDAY + timedelta(days=6))
+    with project.database.transaction() as tx:
+        tx.execute(tables.deliveries.delete())
+        tx.execute(tables.events.delete())
+    assert not send(project, MONDAY + timedelta(days=6)), "retention may have removed the events of the run"
     assert send(project, MONDAY + timedelta(days=7))
     sent = project.load_events(run, "project.digest")
     ends = [json.loads(event["body"])["data"]["digest"]["until"] for event in sent]
-    assert ends == ["2026-01-05T07:00:00Z", "2026-01-12T07:00:00Z"]
-    assert len(project.load_rows(tables.deliveries, run)) == 2
+    assert ends == ["2026-01-12T07:00:00Z"]
+    assert len(project.load_rows(tables.deliveries, run)) == 1
 
 
 def test_digest_needs_an_endpoint_that_names_it(project: ProjectFixture) -> None:
@@ -71,3 +75,17 @@ def test_digest_has_the_figures_of_the_pages(project: ProjectFixture) -> None:
     assert (shown.vetoes, shown.to_label) == (1, 2)
     assert (shown.gpu_hours_saved, shown.gpu_hours_would_have_saved) == (30.0, 8.0)
     assert (shown.gpu_hours_saved, shown.gpu_hours_lost) == (total.hours.saved, total.hours.lost)
+
+
+def test_job_sends_the_digests_that_are_wanted(project: ProjectFixture) -> None:
+    """A worker's job looks at every project, and the audit log says what was sent."""
+    other = set_up_project(project.database)
+    runs = [project.open_run(), other.open_run()]
+    subscribe(project, "project.digest")
+    job = digest.create_job(project.database, lambda: MONDAY + timedelta(hours=1))
+    for _ in range(2):
+        assert job.do(lambda _seconds: False) == digest.EVERY_SECONDS
+    assert [len(project.load_events(run, "project.digest")) for run in runs] == [1, 0]
+    with project.database.reading() as tx:
+        (entry,) = audit.list_entries(tx, project.id, action="digest")
+    assert entry.details == {"until": "2026-01-05T07:00:00Z"}

@@ -24,7 +24,6 @@ import sqlalchemy as sa
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
-from evalstop_service.domain.quotas import first_id
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
@@ -72,12 +71,6 @@ def add_event(
             _cancel(tx, cancel, run_id, decision_id, now, "the stop was requested again")
         add_deliveries(tx, [(run_id, event_id, event_type, endpoint.id) for endpoint in targets], now)
     return event_id
-
-
-def has_event(tx: Transaction, project_id: UUID, event_type: EventType, since: datetime) -> bool:
-    """Whether an event of this type was written in a project since then."""
-    written = (events.c.project_id == project_id) & (events.c.type == event_type) & (events.c.created_at >= since)
-    return tx.execute(sa.select(sa.exists().where(written, events.c.id >= first_id(since)))).scalar_one()
 
 
 def list_data(

@@ -35,7 +35,7 @@ _PATH = "/settings"
 
 KINDS = (
     *("session", "project", "key", "policy", "rollout_stage", "proposal"),
-    *("run", "decision", "endpoint", "delivery", "audit"),
+    *("run", "decision", "endpoint", "delivery", "digest", "audit"),
 )
 """The filters of the audit log: prefixes of actions."""
 
