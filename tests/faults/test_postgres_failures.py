@@ -185,7 +185,7 @@ def test_retries_are_limited(installation: Installation) -> None:
             problem = check_retryable_refusal(
                 client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(0)))
             )
-            assert problem["title"] == "The database does not answer"
+            assert problem["title"] == "The database cannot be used now"
             assert count_attempts(database) == MAX_ATTEMPTS
             assert load_observations(installation.project, find_run(installation.project, run_id)) == []
             assert client.post(f"/runs/{run_id}/observations", build_batch(create_observations(0)))["accepted"] == 3

@@ -39,7 +39,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     `checkpoints` is a ModelCheckpoint earlier in the list, or its path with its `{epoch}`: Keras does not report what
     it saves, so the callback looks for a file that the epoch wrote, in an object store as Keras does, through
     TensorFlow. What it monitors to save only the best is declared as the eval. `fit` with an `initial_epoch` resumes
-    from a checkpoint; another `fit` of the same model, as in a loop of one epoch each, continues its run.
+    from a checkpoint; another `fit` of the same model with the same callback, as in a loop, continues its run.
     """
 
     def __init__(

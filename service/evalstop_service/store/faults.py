@@ -15,7 +15,7 @@ class Fault(Enum):
     """The cause of an error, in words that an error of the database may follow."""
 
     CONFLICT = "the database was busy with this for others"
-    AWAY = "the database does not answer"
+    AWAY = "the database cannot be used now"  # silent, read-only, or out of connections
     DISK_FULL = "the database's disk is full"
     REFUSED = "the database refuses this"
     NO_SCHEMA = "the schema is missing or too old; run `evalstop migrate`"

@@ -62,7 +62,7 @@ class ProblemKind(Enum):
     )
     TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
     OVERLOADED = ("The service is overloaded", _AGAIN)
-    DATABASE_AWAY = ("The database does not answer", _AGAIN)
+    DATABASE_AWAY = ("The database cannot be used now", _AGAIN)
     DATABASE_REFUSES = ("The database refuses this", "Grant the service's role what its log names, then send it again.")
     DISK_FULL = ("The database's disk is full", "Free space for the database, then send it again.")
     SCHEMA_TOO_OLD = (

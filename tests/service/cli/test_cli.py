@@ -189,7 +189,7 @@ def test_servers_switch_threads_every_millisecond(environment: dict[str, str]) -
     ("settings", "code", "message"),
     [
         ({"EVALSTOP_DATABASE_URL": "mysql://x"}, 2, "EVALSTOP_DATABASE_URL"),
-        ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:1/none"}, 1, "database does not answer"),
+        ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:1/none"}, 1, "database cannot be used now"),
         ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:port/none"}, 2, "EVALSTOP_DATABASE_URL"),
         ({"EVALSTOP_DATABASE_URL": "sqlite:////nosuch/folder/x.db"}, 1, "database refuses this: unable to open"),
         ({"EVALSTOP_DATABASE_URL": "sqlite:////dev/null/x.db"}, 1, "database refuses this: unable to open"),

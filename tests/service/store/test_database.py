@@ -285,5 +285,6 @@ def test_read_only_server_is_left(empty_postgres_url: str) -> None:
     assert find_fault(raised.value).is_transient
     answer = problem_of(raised.value)
     assert (answer.status, answer.headers) == (503, {"Retry-After": "1"})
+    assert answer.kind.title == "The database cannot be used now"
     create("after")
     database.close()
