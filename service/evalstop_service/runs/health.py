@@ -31,12 +31,14 @@ def last_report_at(run: Run, record: RunHealth | None) -> datetime:
 
 
 def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Liveness:
-    """The current liveness of a run, by its stored cadence. Only the monitor declares a run lost."""
-    if run.status != RunStatus.RUNNING:
+    """The current liveness of a run: as the monitor, which knows when the service was away, has declared it.
+
+    A run that has reported since it was declared stale is alive.
+    """
+    if run.status != RunStatus.RUNNING or record is None or record.state != Liveness.STALE:
         return Liveness.LOST if run.status == RunStatus.LOST else Liveness.ALIVE
     silence = (now - last_report_at(run, record)).total_seconds()
-    cadence_seconds = record.cadence_seconds if record is not None else None
-    return assess_liveness(silence, None, stale_seconds, cadence_seconds)
+    return assess_liveness(silence, None, stale_seconds, record.cadence_seconds)
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:

@@ -6,7 +6,7 @@ import threading
 from datetime import datetime, timedelta
 from functools import partial
 
-from evalstop_service.decisions import guards
+from evalstop_service.decisions import guards, stale_runs
 from evalstop_service.domain.decision_lifecycle import Guard
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.store import projects, run_health, runs, tables
@@ -65,6 +65,7 @@ def test_unreadable_policy_ignores_no_guard(project: ProjectFixture) -> None:
     """After a downgrade, a run whose policy cannot be read is subject to every guard."""
     run = open_run_despite(project, "one", "stale", "no_checkpoint")
     project.post_observations(run, evals(0.1, 0.2))
+    stale_runs.check_due_runs(project.database, NOW + MINUTE * 60)
     assert find_guard_kinds(project, run, NOW + MINUTE * 60) == []
     with project.database.transaction() as tx:
         same_policy = tables.policies.c.id == run.policy_id
@@ -167,14 +168,20 @@ def test_share_of_stopped_runs_is_limited(database: Database) -> None:
 
 
 def test_silent_run_is_not_stopped(project: ProjectFixture) -> None:
-    """A stale run has a guard, unless its policy stops despite it; a heartbeat removes the guard."""
+    """A stale run has a guard, unless its policy stops despite it; a heartbeat removes the guard.
+
+    Silence that the monitor has not called stale, as right after the service was away, is none.
+    """
     run, exempt = project.open_run(), open_run_despite(project, "bold", "stale", "no_checkpoint")
     later = NOW + timedelta(seconds=300)
-    assert find_guard_kinds(project, run, later - timedelta(seconds=1)) == []
+    stale_runs.check_due_runs(project.database, later, available_since=later)
+    assert find_guard_kinds(project, run, later) == []
+    later += timedelta(seconds=300)
+    stale_runs.check_due_runs(project.database, later)
     assert find_guard_kinds(project, run, later) == ["stale"]
     assert find_guard_kinds(project, exempt, later) == []
     with project.database.transaction() as tx:
-        run_health.record_heartbeat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
+        run_health.record_heartbeat(tx, run.id, run.project_id, NOW + timedelta(seconds=310))
     assert find_guard_kinds(project, run, later) == []
 
 
