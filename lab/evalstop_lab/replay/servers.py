@@ -38,7 +38,12 @@ class Remote:
     def __init__(self, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         self._client = httpx.Client(
-            base_url=self.url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS, follow_redirects=False
+            base_url=self.url,
+            headers=dict(headers),
+            auth=auth,
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=False,
+            verify=self.url.startswith("https:"),
         )
 
     def __enter__(self) -> Remote:

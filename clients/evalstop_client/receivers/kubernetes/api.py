@@ -64,7 +64,7 @@ class Api:
 
     def __init__(self, access: Access, timeout_seconds: float = 30.0) -> None:
         self._access = access
-        trusted = access.tls or trusted_certificates()
+        trusted = access.tls or (access.url.startswith("https:") and trusted_certificates())
         self._client = httpx.Client(base_url=access.url, verify=trusted, timeout=timeout_seconds)
         self._versions: dict[Kind, str] = {}
         self._retry_at = 0.0

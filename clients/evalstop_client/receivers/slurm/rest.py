@@ -23,7 +23,7 @@ import httpx
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import Record, parse_rest
 from evalstop_client.receivers.stop.processes import read_token_from, run
-from evalstop_client.service import object_in
+from evalstop_client.service import object_in, trusted_certificates
 
 TIMEOUT_SECONDS = 30.0
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
@@ -44,10 +44,11 @@ class Rest:
         self._token = token
         self._version: str | None = None
         if url.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:").removeprefix("//"))
+            transport = httpx.HTTPTransport(verify=False, uds=url.removeprefix("unix:").removeprefix("//"))
             self._client = httpx.Client(transport=transport, base_url="http://slurm", timeout=TIMEOUT_SECONDS)
         else:
-            self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS)
+            verify = url.startswith("https:") and trusted_certificates()  # plain HTTP needs no certificate
+            self._client = httpx.Client(base_url=url, verify=verify, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
         self._client.close()

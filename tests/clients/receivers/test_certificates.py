@@ -1,0 +1,32 @@
+"""Certificates of the environment, which a receiver beside a scheduler that speaks plain HTTP does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from evalstop_client.receivers.kubernetes.access import create_access
+from evalstop_client.receivers.kubernetes.api import Api
+from evalstop_client.receivers.slurm.rest import Rest
+from evalstop_client.service import trusted_certificates
+from evalstop_lab.replay.servers import Remote
+
+CONNECT: dict[str, Callable[[str], object]] = {
+    "kubernetes": lambda scheme: Api(create_access(f"{scheme}://127.0.0.1:9", None, None)),
+    "slurmrestd": lambda scheme: Rest(f"{scheme}://127.0.0.1:9", "alpha", None, str),
+    "slurmrestd by a socket": lambda _: Rest("unix:/run/slurmrestd.sock", "alpha", None, str),
+    "replay": lambda scheme: Remote(f"{scheme}://127.0.0.1:9", {}),
+}
+
+
+@pytest.mark.parametrize("connect", CONNECT.values(), ids=CONNECT)
+def test_stale_certificate_file_does_not_stop_plain_http(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], object]
+) -> None:
+    """SSL_CERT_FILE of an earlier machine is not read for an address without TLS."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    trusted_certificates.cache_clear()
+    with pytest.raises(OSError, match="No such file"):
+        httpx.Client()
+    connect("http")
