@@ -14,7 +14,8 @@ from evalstop_service.decisions import second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
-from evalstop_service.store import keys
+from evalstop_service.runs.descriptions import add_step_note
+from evalstop_service.store import keys, run_details
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Session
@@ -67,6 +68,8 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/compare/series.json"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
     ("POST", "/runs/{run_id}/description"): OPERATOR,
+    ("POST", "/runs/{run_id}/notes"): OPERATOR,
+    ("POST", "/runs/{run_id}/notes/{note_id}/remove"): OPERATOR,
     ("POST", "/runs/{run_id}/metrics"): OPERATOR,
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
     ("GET", "/runs/{run_id}/events"): VIEWER,
@@ -110,6 +113,7 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
     ("POST", "/policies/{name}/stage"): {"required_percent": "90", "canary_percent": "20"},
     ("POST", "/policies/{name}/stage/lower"): {"reason": "it stopped a good run"},
     ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},
+    ("POST", "/runs/{run_id}/notes"): {"step": "1", "text": "a new grader"},
     ("POST", "/runs/{run_id}/outcome"): {"outcome": "right"},
     ("POST", "/decisions/{decision_id}/veto"): {"reason": "a known dip"},
     ("POST", "/decisions/{decision_id}/release"): {"reason": "it is urgent"},
@@ -125,7 +129,7 @@ QUERIES = {("GET", "/runs/{run_id}/what-if.json"): {"policy": "paper"}}
 
 PATH_PARAMETERS = (
     *("session_id", "run_id", "endpoint_id", "key_id", "delivery_id"),
-    *("decision_id", "backtest_id", "proposal_id", "name"),
+    *("decision_id", "backtest_id", "proposal_id", "note_id", "name"),
 )
 
 GUARDED_ROUTES = sorted(route for route, role in ROUTE_ROLES.items() if role != ANYONE)
@@ -157,12 +161,16 @@ class PopulatedService:
         proposal = second_person.stop_run(self.database, author, other_run.id, order)
         assert proposal is not None
         tenant.change_settings(second_person=False)
+        add_step_note(self.database, author, run.id, 1, "a note of somebody")
+        with self.database.reading() as tx:
+            (note,) = run_details.load_descriptions(tx, [run.id])[run.id].step_notes
         session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
         with self.database.transaction() as tx:
             keys.create_session(tx, session)
         return {
             "session_id": str(session.id),
             "run_id": str(run.id),
+            "note_id": str(note.id),
             "endpoint_id": str(endpoint.id),
             "key_id": str(key.id),
             "delivery_id": str(delivery.id),
