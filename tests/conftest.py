@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from tests.fixtures.asyncio_errors import AsyncioErrors
+from tests.fixtures.certificates import create_self_signed_certificate
 from tests.fixtures.database_pool import DatabasePool, PostgresPool, SQLitePool
 from tests.fixtures.postgres_server import PostgresUnavailable, open_connection, start_postgres
 from tests.service import committers
@@ -39,6 +41,11 @@ os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # the addresses
 # A service that `make run` started in this folder left its encryption key in the default data folder.
 DATA_FOLDER = tempfile.TemporaryDirectory(prefix="evalstop-tests-")
 os.environ["EVALSTOP_DATA_FOLDER"] = DATA_FOLDER.name
+
+# One trusted certificate instead of a hundred and more: each client and each worker of deliveries would take 20 ms of
+# processor time to load them. Tests of TLS trust the certificate of their own server.
+CERTIFICATE = create_self_signed_certificate(Path(DATA_FOLDER.name), datetime.now(UTC))
+os.environ["SSL_CERT_FILE"] = str(CERTIFICATE)
 
 # A shell that starts the tests in the background makes them and their child processes ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -15,7 +15,7 @@ from evalstop_service.web.pages.formatting import format_percent, format_step
 
 from tests.service.web.pages.serving import SQLITE_ONLY, get_html, sign_in_by_link
 
-RUNS = 40
+RUNS = 16
 
 
 @pytest.fixture
