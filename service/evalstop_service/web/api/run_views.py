@@ -13,7 +13,7 @@ from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment, StepNote
+from evalstop_service.domain.run import Recognition, RunAssessment, StepNote
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
@@ -113,11 +113,6 @@ class RecognitionOut(Answer):
 @answers(Limit)
 class LimitOut(Answer):
     """A requested value that was not granted, and the project's setting that forbids it."""
-
-
-@answers(EvalChange)
-class EvalChangeOut(Answer):
-    """The eval is measured differently from a step on; levels before and after it are not compared."""
 
 
 @answers(StepNote)
