@@ -26,6 +26,8 @@ class MetricRole(StrEnum):
     """
 
     LEARNING_RATE = "learning_rate"
+    ENTROPY = "entropy"
+    LENGTH = "length"
     KL = "kl"
     LOSS = "loss"
     PROXY = "proxy"
@@ -58,6 +60,8 @@ ROLES: Mapping[MetricRole, RoleTraits] = {
     MetricRole.PROXY: RoleTraits("the proxy reward"),
     MetricRole.KL: RoleTraits("the KL to the initial policy", minimized=True, keeps_sign=True),
     MetricRole.LOSS: RoleTraits("the loss", minimized=True),
+    MetricRole.ENTROPY: RoleTraits("the entropy of the policy", keeps_sign=True),
+    MetricRole.LENGTH: RoleTraits("the length of the answers", keeps_sign=True),
     MetricRole.PAIRED: RoleTraits("paired evaluations, the current score less the best one's"),
 }
 

@@ -21,6 +21,7 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
+from evalstop_detectors.detectors.sudden_change import SuddenChange
 from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import strategies as st
 
@@ -71,6 +72,11 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     "posterior": st.builds(
         Posterior,
         requests=st.none() | st.builds(EvalRequests, at=st.sampled_from([1e-9, 0.3]), most=st.integers(1, 3)),
+    ),
+    "sudden_change": st.builds(
+        SuddenChange,
+        role=st.sampled_from([MetricRole.ENTROPY, MetricRole.LENGTH]),
+        factor=st.sampled_from([1.01, 3.0]),
     ),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),

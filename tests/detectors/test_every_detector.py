@@ -31,7 +31,7 @@ from tests.detectors.strategies import (
 every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
 AMOUNTS = ("min_delta", "tolerance")
 # To these detectors one value far below the others is an outlier, not a lower level.
-ROBUST_TO_OUTLIERS = {"divergence", "gao_fit", "posterior", "river_drift"}
+ROBUST_TO_OUTLIERS = {"divergence", "gao_fit", "posterior", "river_drift", "sudden_change"}
 # These detectors use KL in nats, whatever the unit of the eval.
 USES_KL_IN_NATS = {"gao_fit", "posterior"}
 
@@ -181,7 +181,8 @@ def test_evidence_is_invariant_to_scale_and_shift(name: str, data: st.DataObject
     scaled_observations = [
         item if item.role in unchanged_roles else scale_observation(item, exponent) for item in observations
     ]
-    unchanged_roles.add(MetricRole.PAIRED)  # a difference does not shift
+    # A difference does not shift, and the zero of an entropy or a length has a meaning.
+    unchanged_roles |= {MetricRole.PAIRED} | (set(plain.roles) if name == "sudden_change" else set())
     shifted = [item if item.role in unchanged_roles else with_value(item, item.value + shift) for item in observations]
     assert collect_evidence(scaled, scaled_observations) == expected
     assert collect_evidence(plain, shifted) == expected

@@ -23,6 +23,7 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
+from evalstop_detectors.detectors.sudden_change import SuddenChange
 from evalstop_detectors.observation import MetricRole
 
 
@@ -121,6 +122,7 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "plateau_drop": PlateauDrop,
     "posterior": Posterior,
     "river_drift": RiverDrift,
+    "sudden_change": SuddenChange,
 }
 
 

@@ -13,8 +13,13 @@ from evalstop_detectors.policy.policy import Policy
 
 _NOT_FINITE: list[dict[str, Any]] = [
     {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}}
-    for role in reversed(MetricRole)
-    if role not in (MetricRole.PAIRED, MetricRole.LEARNING_RATE)
+    for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.LOSS, MetricRole.KL)
+]
+
+# They raise a suspicion, which asks for an eval, and never stop a run.
+_BESIDE_THE_SCORE: list[dict[str, Any]] = [
+    {"detector": "sudden_change", "id": f"sudden_change-{role}", "params": {"role": role}}
+    for role in (MetricRole.ENTROPY, MetricRole.LENGTH)
 ]
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-2"}}
@@ -48,6 +53,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
             _COLLAPSE,
             *_NOT_FINITE,
+            *_BESIDE_THE_SCORE,
             *_OBSERVERS,
         ],
         "evaluate_now": {"at": 0.7},
@@ -58,6 +64,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
             _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
             _COLLAPSE,
             *_NOT_FINITE,
+            *_BESIDE_THE_SCORE,
             *_OBSERVERS,
         ],
         "evaluate_now": {"at": 0.3},
@@ -65,7 +72,12 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "cautious": {
         "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs, and no sudden fall"
         " sooner than others.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}}, *_NOT_FINITE, *_OBSERVERS],
+        "members": [
+            _POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}},
+            *_NOT_FINITE,
+            *_BESIDE_THE_SCORE,
+            *_OBSERVERS,
+        ],
         "evaluate_now": {"at": 0.7},
     },
     "reversible": {

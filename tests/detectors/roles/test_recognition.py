@@ -58,18 +58,26 @@ NEMO = (
     " timing/train/total_step_time performance/tokens_per_sec_per_gpu"
 )
 
+GRPO_ROLES = {
+    "reward": ("proxy", MAX),
+    "kl": ("kl", MIN),
+    "loss": ("loss", MIN),
+    "entropy": ("entropy", MAX),
+    "completions/mean_length": ("length", MAX),
+}
+
 LOGS = {
     "trl-grpo": (
         GRPO,
-        {"reward": ("proxy", MAX), "kl": ("kl", MIN), "loss": ("loss", MIN)},
+        GRPO_ROLES,
     ),
     "trl-grpo with an eval of its own rewards": (
         f"{GRPO} {GRPO_EVAL}",
-        {"reward": ("proxy", MAX), "kl": ("kl", MIN), "loss": ("loss", MIN)},
+        GRPO_ROLES,
     ),
     "trl-grpo with a benchmark": (
         f"{GRPO} {GRPO_EVAL} eval_gsm8k",
-        {"reward": ("proxy", MAX), "kl": ("kl", MIN), "loss": ("loss", MIN), "eval_gsm8k": ("eval", MAX)},
+        GRPO_ROLES | {"eval_gsm8k": ("eval", MAX)},
     ),
     "trl-grpo through TensorBoard": (
         "train/reward train/kl train/loss train/rewards/a/mean train/frac_reward_zero_std eval/reward"
@@ -78,7 +86,12 @@ LOGS = {
     ),
     "trl-ppo": (
         PPO,
-        {"objective/scores": ("proxy", MAX), "objective/kl": ("kl", MIN), "loss/policy_avg": ("loss", MIN)},
+        {
+            "objective/scores": ("proxy", MAX),
+            "objective/kl": ("kl", MIN),
+            "loss/policy_avg": ("loss", MIN),
+            "objective/entropy": ("entropy", MAX),
+        },
     ),
     "trl-ppo in earlier versions": (
         "env/reward_mean env/reward_std objective/kl objective/kl_coef ppo/mean_scores ppo/mean_non_score_reward"
@@ -87,7 +100,12 @@ LOGS = {
     ),
     "trl-dpo": (
         f"{DPO} {DPO_EVAL}",
-        {"rewards/margins": ("proxy", MAX), "loss": ("loss", MIN), "eval_rewards/accuracies": ("eval", MAX)},
+        {
+            "rewards/margins": ("proxy", MAX),
+            "loss": ("loss", MIN),
+            "entropy": ("entropy", MAX),
+            "eval_rewards/accuracies": ("eval", MAX),
+        },
     ),
     "verl": (
         f"{VERL} {VERL_EVAL}",
@@ -95,6 +113,8 @@ LOGS = {
             "critic/score/mean": ("proxy", MAX),
             "actor/kl_loss": ("kl", MIN),
             "actor/pg_loss": ("loss", MIN),
+            "actor/entropy": ("entropy", MAX),
+            "response_length/mean": ("length", MAX),
             "val-core/openai/gsm8k/acc/mean@4": ("eval", MAX),
         },
     ),
@@ -104,6 +124,8 @@ LOGS = {
             "critic/score/mean": ("proxy", MAX),
             "actor/reward_kl_penalty": ("kl", MIN),
             "actor/pg_loss": ("loss", MIN),
+            "actor/entropy": ("entropy", MAX),
+            "response_length/mean": ("length", MAX),
             "val-core/openai/gsm8k/acc/mean_at_4": ("eval", MAX),
         },
     ),
@@ -113,6 +135,7 @@ LOGS = {
             "train/reward": ("proxy", MAX),
             "train/kl": ("kl", MIN),
             "train/policy_loss": ("loss", MIN),
+            "train/response_length": ("length", MAX),
             "eval/eval_math_pass1": ("eval", MAX),
         },
     ),

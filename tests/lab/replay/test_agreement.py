@@ -68,12 +68,15 @@ def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) ->
 
 
 def test_minimized_metrics_change_their_sign_except_the_kl() -> None:
-    """Detectors get metrics of which higher is better; a KL is a distance and keeps its sign."""
+    """Detectors get metrics of which higher is better; a KL is a distance and keeps its sign, as others that are no
+    qualities."""
     run = Run("a", roles=Roles(minimized=frozenset({"kl", "loss", "proxy"})))
     for role in MetricRole:
         run.add(role, 1, 2.0, 0.5)
     assert [(item.role, item.value) for item in run.observations()] == [
         ("learning_rate", 2.0),
+        ("entropy", 2.0),
+        ("length", 2.0),
         ("kl", 2.0),
         ("loss", -2.0),
         ("proxy", -2.0),

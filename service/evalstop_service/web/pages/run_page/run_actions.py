@@ -159,6 +159,8 @@ def correct_roles(
     proxy: Metric = "",
     kl: Metric = "",
     loss: Metric = "",
+    entropy: Metric = "",
+    length: Metric = "",
     eval_lower: LowerIsBetter = False,
     proxy_lower: LowerIsBetter = False,
 ) -> Response:
@@ -167,6 +169,7 @@ def correct_roles(
         raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
     roles = [("eval", metric, eval_lower) for metric in evals or ()]
     roles += [("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
+    roles += [("entropy", entropy, False), ("length", length, False)]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
         name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name

@@ -1,0 +1,83 @@
+"""Entropy and response length as a hint: a sudden change asks for an eval, and never stops a run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from evalstop_detectors import POLICIES, Call, MetricRole, Observation, replay, start, step
+from evalstop_detectors.detectors.sudden_change import SuddenChange
+
+from tests.detectors.evidence import collect_evidence
+
+NOISE = np.exp(0.15 * np.random.default_rng(3).standard_normal(400))
+
+
+def find_call(detector: SuddenChange, values: list[float]) -> int | None:
+    """The index of the first value at which it calls for a suspicion."""
+    evidence = collect_evidence(detector, [Observation(detector.role, i, value) for i, value in enumerate(values)])
+    return next((i for i, item in enumerate(evidence) if item.reaches(detector.thresholds.suspect_at)), None)
+
+
+@pytest.mark.parametrize(
+    ("role", "course"),
+    [
+        (MetricRole.ENTROPY, lambda share: math.exp(-12 * share) + 0.03),
+        (MetricRole.ENTROPY, lambda share: 1 / (1 + 30 * share)),
+        (MetricRole.LENGTH, lambda share: 200 * math.exp(2.5 * share)),
+        (MetricRole.LENGTH, lambda share: 300 + 1500 / (1 + math.exp(-(share - 0.5) / 0.15))),
+    ],
+)
+@pytest.mark.parametrize("evals", [40, 400])
+def test_healthy_courses_are_left_alone(role: MetricRole, course: object, evals: int) -> None:
+    """Entropy that is used up and answers that grow, as in healthy runs, call for nothing, however often logged."""
+    assert callable(course)
+    values = [course(index / evals) * NOISE[index] for index in range(evals)]
+    assert find_call(SuddenChange(role=role), values) is None
+
+
+@pytest.mark.parametrize("evals", [40, 400])
+@pytest.mark.parametrize(("role", "factor"), [("entropy", 0.1), ("entropy", 6.0), ("length", 8.0), ("length", 0.1)])
+def test_sudden_change_is_found_within_a_tenth_of_the_run(role: str, factor: float, evals: int) -> None:
+    """A collapse or an explosion calls soon after it, however often the metric is logged."""
+    at = evals // 2
+    values = [NOISE[index] * (factor if index >= at else 1.0) for index in range(evals)]
+    call = find_call(SuddenChange(role=MetricRole(role)), values)
+    assert call is not None
+    assert at < call <= at + evals // 10
+
+
+def test_note_asks_for_an_eval() -> None:
+    """The note says what changed, by how much and within how many values."""
+    observations = [Observation(MetricRole.ENTROPY, i, 0.6 if i < 30 else 0.2) for i in range(32)]
+    evidence = collect_evidence(SuddenChange(), observations)[-1]
+    assert evidence.note == "entropy fell to 0.33 of its level within 5 values; please evaluate"
+
+
+@pytest.mark.parametrize("name", ["default", "early", "cautious"])
+def test_sudden_changes_raise_a_suspicion_and_never_stop(name: str) -> None:
+    """A run whose entropy vanishes is suspect without evidence from the eval, and is not stopped."""
+    policy, verdicts = POLICIES[name], set[Call]()
+    state = start(policy)
+    for index in range(60):
+        entropy = 0.5 if index < 40 else 0.01
+        state, _ = step(policy, state, Observation(MetricRole.ENTROPY, index, entropy))
+        state, verdict = step(policy, state, Observation(MetricRole.EVAL, index, index + 0.3 * (index % 3)))
+        verdicts.add(verdict.verdict)
+        assert verdict.verdict is Call.CONTINUE or not verdict.rests_on_eval
+    assert verdicts == {Call.CONTINUE, Call.SUSPECT}
+
+
+@pytest.mark.parametrize("name", ["default", "early", "cautious"])
+def test_sudden_changes_move_no_stop(name: str) -> None:
+    """A run that turns is stopped at the same step with and without these metrics."""
+    policy = POLICIES[name]
+    evals = [
+        Observation(MetricRole.EVAL, i, min(i, 40) - 0.5 * max(0, i - 40) + 0.3 * (i % 3), progress=i / 200)
+        for i in range(120)
+    ]
+    entropies = [Observation(MetricRole.ENTROPY, i, 0.5 if i < 45 else 0.01) for i in range(120)]
+    plain, beside = replay(policy, evals).verdict, replay(policy, [*evals, *entropies]).verdict
+    assert plain.verdict is Call.STOP
+    assert (beside.verdict, beside.step, beside.turn_step) == (plain.verdict, plain.step, plain.turn_step)
