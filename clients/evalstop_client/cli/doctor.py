@@ -86,7 +86,8 @@ def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
     yield _check_eval(run, api)
     if not run.document["length_known"]:
         planned, last = run.document["total_steps"], run.document["last_step"]
-        doubt = f"the last step is {last} of {planned}: is the plan in the unit of the steps?"
+        early = "an early end, or " if planned and last < planned else ""
+        doubt = f"the last step is {last} of {planned}: {early}is the plan in another unit than the steps?"
         yield Check("length", NOTE, doubt if planned else "unknown, so decisions come later: total_steps=")
     checkpoints = len(api.connection.get(f"/runs/{run.id}/checkpoints")["items"])
     yield Check("checkpoint", FINE if checkpoints else NOTE, f"{checkpoints or 'none'} registered")

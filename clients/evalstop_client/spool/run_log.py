@@ -143,7 +143,7 @@ def warn_of_end(body: Mapping[str, Any], warnings: WarningLog) -> None:
     """Warn that a run ended without an eval, or long before its plan: the service could decide nothing, or late."""
     planned, last = body.get("total_steps"), body.get("last_step")
     if body.get("length_known") is False and planned and last and last < planned:
-        reason = "the run completed at step %d of total_steps=%d: is the plan in the unit of the steps?"
+        reason = "the run completed at step %d of total_steps=%d: an early end, or is the plan in another unit?"
         warnings.warn_once("short", reason, last, planned)
     if "raw_maximum" in body and body["raw_maximum"] is None:
         warnings.warn_once("no eval", "the run ended without a value of its eval: the service could decide nothing")

@@ -111,7 +111,9 @@ def test_plan_that_the_run_completed_in_half_of_is_asked_about(visitor: httpx.Cl
         run = tenant.open_run("planned", total_steps=total_steps)
         tenant.post_evals(run, HACKING[:29])
         tenant.finish_run(run, RunStatus.COMPLETED, obeyed=None, actor="trainer")
-        assert ("is the plan in the unit of the steps?" in get_html(visitor, f"/runs/{run.id}")) == is_asked
+        assert (
+            "an early end, or is the plan in another unit than the steps?" in get_html(visitor, f"/runs/{run.id}")
+        ) == is_asked
 
 
 @SQLITE_ONLY
