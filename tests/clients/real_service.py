@@ -19,6 +19,7 @@ from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
 
@@ -65,7 +66,9 @@ class Project:
     def open_client(self) -> Iterator[httpx.Client]:
         """An HTTP client of the API with the project's key."""
         headers = {"Authorization": f"Bearer {self.key}"}
-        with httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False) as client:
+        with httpx.Client(
+            verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, timeout=60, trust_env=False
+        ) as client:
             yield client
 
 

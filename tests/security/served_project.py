@@ -54,7 +54,9 @@ class ServedProject:
     def count_refused(self, reason: str) -> float:
         """The number of requests that were refused for this reason, as /metrics shows it."""
         start = f'evalstop_refused_requests_total{{reason="{reason}"}}'
-        lines = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=60).text.splitlines()
+        lines = httpx.get(
+            f"{self.url}/metrics", verify=get_ssl_context(), trust_env=False, timeout=60
+        ).text.splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(start)), 0.0)
 
 
