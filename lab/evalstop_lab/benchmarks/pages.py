@@ -159,7 +159,7 @@ def _list_paths(browser: httpx.Client, key: str) -> list[str]:
         *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", "/runs/fleet", run, "/precision"),
         *(f"/runs/compare?{compared}", f"/runs/compare/series.json?{compared}"),
         *("/precision/figures.json", "/cases"),
-        *("/policies", "/policies/patient", "/webhooks", "/settings"),
+        *("/policies", "/policies/default", "/webhooks", "/settings"),
     ]
 
 

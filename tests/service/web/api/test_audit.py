@@ -33,6 +33,8 @@ ACTIONS = {
     ("POST", "/policies/{name}/rollout-stage/demote"): "rollout_stage.moved",
     ("POST", "/policies/backtests"): "policy.backtested",
     ("PATCH", "/runs/{run_id}"): "run.described",
+    ("POST", "/runs/{run_id}/notes"): "run.described",
+    ("DELETE", "/runs/{run_id}/notes/{note_id}"): "run.described",
     ("PATCH", "/runs/{run_id}/metrics"): "run.metrics_changed",
     ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",
     ("POST", "/decisions/{decision_id}/release"): "decision.released",
