@@ -217,7 +217,8 @@ def recognize_roles(
             chosen = [best, *alike][:MOST_EVALS]
         of_several = f", on one of {len(chosen)} eval sets, whose mean is watched" if len(chosen) > 1 else ""
         for item in chosen:
-            roles[item.metric] = _role(role, item.meaning.minimize)
+            minimize = ROLES[role].minimized if item.meaning.minimize is None else item.meaning.minimize
+            roles[item.metric] = Role(role, "minimize" if minimize else "maximize")
             origins[item.metric] = item.meaning.origin
             reasons[item.metric] = f"{role}: {item.meaning.reason}{of_several}"
         names_chosen = ", ".join(item.metric for item in chosen)
@@ -368,12 +369,6 @@ def _doubt_loss(candidate: Candidate) -> Candidate:
 
 
 _ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in meaning.pattern]
-
-
-def _role(role: MetricRole, minimize: bool | None) -> Role:
-    if minimize is None:
-        minimize = ROLES[role].minimized
-    return Role(role, "minimize" if minimize else "maximize")
 
 
 def select_trainers(

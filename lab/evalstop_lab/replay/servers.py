@@ -123,6 +123,9 @@ class MlflowRun:
     params: Mapping[str, str]
     tags: Mapping[str, str]
 
+    def list_metrics(self, errors: ReadErrors) -> set[str]:
+        return set(self.metrics)
+
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)

@@ -174,7 +174,7 @@ def list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> 
         for item in list_mlflow_runs(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
             told = {**item.params, **item.tags}
-            yield Log(place, partial(_get_metrics, item.metrics), item.read, partial(dict, told), remote=True)
+            yield Log(place, item.list_metrics, item.read, partial(dict, told), remote=True)
     elif text.startswith(EVALSTOP):
         for listed_run in list_service_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{listed_run.remote.url}, run {listed_run.name}"
@@ -349,10 +349,6 @@ def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:
     if missing := sorted(requested.minimized - everywhere):
         columns = _format_columns(everywhere)
         raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {columns}.")
-
-
-def _get_metrics(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
-    return set(metrics)
 
 
 def _format_columns(columns: set[str]) -> str:
