@@ -180,13 +180,13 @@ def _copy_running(connection: psycopg.Connection, table: str, key: str, copies: 
 
 
 def _build_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
-    """The SQL expressions of a copy's columns: new ids, a new name, and otherwise the original's values."""
+    """The SQL expressions of a copy's columns: new ids, a new name and job, and otherwise the original's values."""
     rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
     values = {name: f"t.{name}" for (name,) in rows}
     for name in values.keys() & {*_IDS, "id"}:
         values[name] = f"pg_temp.moved(t.{name}, copy)"
-    if "name" in values:
-        values["name"] = "t.name || '-' || copy"
+    for name in values.keys() & {"name", "job_key"}:
+        values[name] = f"t.{name} || '-' || copy"
     return values
 
 
