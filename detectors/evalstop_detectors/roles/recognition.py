@@ -95,6 +95,8 @@ TRAINERS = (*REINFORCEMENT, *SUPERVISED)
 PRESET_TAG = "evalstop.preset"
 """The tag by which a run names its trainer, if its metrics do not show it."""
 
+PASSED_OVER = "{score} looks like a score, but {watched} is watched: if {score} counts, give it the role eval."
+
 NO_EVAL = (
     "No metric is the eval score: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops"
     " it. Log a score on held-out data that is not what is optimized, and give it the role eval."
@@ -224,6 +226,11 @@ def recognize_roles(
         names_chosen = ", ".join(item.metric for item in chosen)
         if best.meaning.caution:
             warnings.append(best.meaning.caution.format(metric=names_chosen))
+        if role is MetricRole.EVAL and best.meaning.origin is RoleOrigin.RECOGNIZED and best.meaning.minimize:
+            # A loss may rise while the score that people care about still gets better.
+            guessed = (item.metric for item in others if item.meaning.origin is _GUESSED and not item.meaning.minimize)
+            score = next((name for name in guessed if name not in constant), None)
+            warnings += [PASSED_OVER.format(score=score, watched=names_chosen)] if score else []
         for other in (other for other in others if other.metric not in roles):
             preferred = f"no role: {names_chosen} is preferred as {role} ({other.meaning.reason})"
             reasons[other.metric] = CONSTANT if other.metric in constant else preferred

@@ -397,3 +397,12 @@ def test_loss_of_the_training_is_not_declared_as_the_eval(names: list[str]) -> N
     metric = next(name for name in names if name.endswith("loss"))
     for declared in (metric, "eval_loss", "absent"):
         assert recognize_roles(names, {"evalstop.eval": f"{declared}:minimize"}) == recognize_roles(names)
+
+
+def test_loss_before_a_guessed_score_is_a_warning() -> None:
+    """Whose score is not watched since its loss is known is told so, unless the score says nothing or was chosen."""
+    names = ["eval_gsm8k", "eval_loss", "loss"]
+    assert any("eval_gsm8k looks like a score" in warning for warning in recognize_roles(names).warnings)
+    assert recognize_roles(names, constant=["eval_gsm8k"]).warnings == []
+    assert recognize_roles(names, {"evalstop.eval": "eval_loss"}).warnings == []
+    assert recognize_roles(["eval_loss", "loss", "eval_runtime"]).warnings == []
