@@ -17,12 +17,14 @@ Confirmed   A changed grader moves the eval alone. A run has broken if something
 Age         A run whose proxy fell too may heal by itself, the later the older it is. So (4) needs `k` evals, or a fifth
             of those before the fall if that is more; the others need `k`. A run that a person will roll back to a
             checkpoint looks the same while it is broken; a stop keeps the checkpoint that they would choose.
+No rise     A run whose first eval is its best, by twice the range of all later ones, is suspect from its sixth eval on:
+            it broke before its second eval, or the first was lucky. One in 400 runs of mere noise looks so.
 State       The noise of the eval score, which holds its last values, the mean of the first three evals, the best median
-            of three, proxy and KL so far, and the fall in progress. O(1).
+            of three, the range of all evals but the first, proxy and KL so far, and the fall in progress. O(1).
 Evidence    A statistic: the number of evals since the fall, divided by those needed; at most 0.9 while nothing confirms
             the fall. The turn is placed at the last eval before it.
 Not done    A grader that changes eval and proxy alike looks the same; declare it. A run that never rose has nothing to
-            lose.
+            lose, so it is not stopped.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ _MEASURED_SHARE = 0.5  # of the fall, by a paired evaluation
 _ABOVE, _BELOW = 3.0, 2.0  # standard errors
 _WAIT_AFTER_JUMP = 5  # a fifth of the evals before the fall
 
+_FELL_FIRST = 2.0  # times the range of the later evals, below the first one
 _QUIET = Evidence(Kind.STATISTIC, 0.0, None, "no sudden fall")
 
 
@@ -143,12 +146,15 @@ class Fall(Struct, frozen=True):
 
 
 class CollapseState(Struct, frozen=True):
-    """See the module's docstring. `steps` are those of the last eval and of the one before it."""
+    """See the module's docstring. `steps` are those of the last eval and of the one before it; `later` the
+    lowest and highest eval after the first, relative to that one, whose step is `first_step`."""
 
     noise: NoiseState = NoiseState()
     start: float = 0.0
     top: float = 0.0
     steps: tuple[int, ...] = ()
+    first_step: int | None = None
+    later: tuple[float, float] = (0.0, 0.0)
     course: Course = Course()
     fall: Fall | None = None
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
@@ -217,8 +223,16 @@ class Collapse(Detector[CollapseState], frozen=True):
         if fall is None:
             middle = sorted(last)[len(last) // 2]
             top = middle if noise.seen <= _START else max(top, middle)
-        course, evidence = state.course.add_eval(), self._weigh(fall, noise.recent[-self.k :])
-        return CollapseState(noise, start, top, steps, course, fall, evidence)
+        state = replace(
+            state, noise=noise, start=start, top=top, steps=steps, course=state.course.add_eval(), fall=fall
+        )
+        if noise.seen == 1:
+            state = replace(state, first_step=observation.step)
+        else:
+            low, high = state.later if noise.seen > 2 else (last[-1], last[-1])
+            state = replace(state, later=(min(low, last[-1]), max(high, last[-1])))
+        evidence = _weigh_first(state, self.k) if fall is None else self._weigh(fall, noise.recent[-self.k :])
+        return replace(state, evidence=evidence)
 
     def _take_answer(self, state: CollapseState, found: float, stderr: float | None) -> CollapseState:
         """Process a paired evaluation, which found that the run is so far below its best."""
@@ -262,9 +276,7 @@ class Collapse(Detector[CollapseState], frozen=True):
                 )
         return None
 
-    def _weigh(self, fall: Fall | None, last: tuple[float, ...]) -> Evidence:
-        if fall is None:
-            return _QUIET
+    def _weigh(self, fall: Fall, last: tuple[float, ...]) -> Evidence:
         lasted = fall.evals >= self.k
         note = f"fell at once and stayed down for {format_count(fall.evals, 'eval')}"
         if fall.certain or fall.measured or (lasted and self._has_lost(fall, last)):
@@ -280,6 +292,15 @@ class Collapse(Detector[CollapseState], frozen=True):
         """Whether the last evals are those of a dead model: a constant, or not far above the start."""
         is_constant = max(last) - min(last) <= _QUIET_SHARE * fall.moved
         return is_constant or add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)
+
+
+def _weigh_first(state: CollapseState, k: int) -> Evidence:
+    """How far all later evals lie below the first one."""
+    count, (low, high) = state.noise.seen - 1, state.later
+    if count < k - 1 or high >= 0 or -high < _FELL_FIRST * (high - low):
+        return _QUIET
+    note = f"the first eval is the best, and all {count} later ones are far below it"
+    return Evidence(Kind.STATISTIC, min(count / k, _UNCONFIRMED), state.first_step, note)
 
 
 def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:

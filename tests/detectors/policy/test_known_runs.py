@@ -83,13 +83,28 @@ def test_three_declines_at_the_start_stop_at_most_one_run_in_fifty(policy: str, 
 @pytest.mark.parametrize("planned", [6, 44])
 @pytest.mark.parametrize("policy", ["default", "early"])
 def test_run_that_breaks_at_its_second_eval_is_not_stopped_before_the_sixth(policy: str, planned: int) -> None:
-    """A word error rate that jumps at once: suspect under a plan of six evals, and no stop yet."""
+    """A word error rate that jumps at once: suspect under a plan of six evals, else from the sixth on; no stop yet."""
     verdict = judge(policy, negate(BROKEN_AT_THE_SECOND[:5]), planned)
     assert verdict.verdict is (Call.SUSPECT if planned == 6 else Call.CONTINUE)
     if planned == 6:
         assert ("no stop: the score fell from its first eval on" in verdict.reason) == (policy == "early")
         assert verdict.turn_step == 1
     assert choose_step(negate(BROKEN_AT_THE_SECOND)) == 1
+
+
+@pytest.mark.parametrize("planned", [None, 6, 44])
+@pytest.mark.parametrize("policy", ["default", "early"])
+@pytest.mark.parametrize("seed", range(5))
+def test_run_whose_first_eval_is_far_above_all_others_is_suspect(policy: str, planned: int | None, seed: int) -> None:
+    """From the sixth eval on, and until an eval comes near the first again; a rising or noisy run is not."""
+    broken = vary(negate(BROKEN_AT_THE_SECOND), seed)
+    verdict = judge(policy, broken, planned)
+    assert (verdict.verdict, verdict.turn_step) == (Call.SUSPECT, 1)
+    assert "the first eval is the best, and all 5 later ones are far below it" in verdict.reason
+    notes = [item.note for item in judge(policy, [*broken, broken[0]], None).evidence]
+    assert not any("first eval is the best" in note for note in notes)
+    noise = np.random.default_rng(seed).standard_normal(12).tolist()
+    assert not any("first eval is the best" in item.note for item in judge(policy, noise, None).evidence)
 
 
 def list_warm_up(scores: Sequence[float], peak: int, planned: int) -> list[Observation]:
