@@ -370,14 +370,17 @@ _LAST_STEPS = write_statements(
     *(_METRIC, _STEP),
 )
 
+_OF_ENDED = f"""
+FROM observations AS o
+WHERE {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
+"""
+
+# Subqueries, not a join: for that PostgreSQL may read all observations, of which it expects too many for each metric.
 _LATEST = write_statements(
     f"""{_ENDS}
-SELECT ended.number, ended.metric, (
-    SELECT count(*) FROM observations AS o
-    WHERE {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
-), ended.step, o.value, o.stderr
-FROM ended JOIN observations AS o ON {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric
-    AND o.step = ended.step AND o.superseded_by = {LIVE}
+SELECT ended.number, ended.metric, (SELECT count(*) {_OF_ENDED}), ended.step,
+    (SELECT o.value {_OF_ENDED} AND o.step = ended.step), (SELECT o.stderr {_OF_ENDED} AND o.step = ended.step)
+FROM ended WHERE ended.step IS NOT NULL
 ORDER BY ended.metric
 """,  # noqa: S608
     *(_METRIC, sa.column("count", sa.BigInteger), _STEP, _VALUE, _STDERR),

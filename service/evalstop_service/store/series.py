@@ -97,10 +97,10 @@ def load_last_values(tx: Transaction, requested: Collection[Series]) -> dict[Ser
     return {(run_id, metric): (step, value) for (run_id, metric, _), (step, value) in rows if step is not None}
 
 
-_OF_SERIES = f"""
-FROM observations AS o
+_POINTS = f"""observations AS o
 WHERE {{{{routed}}}}o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
 """
+_OF_SERIES = f"FROM {_POINTS}"
 _FIRST_OF_GIVEN = f"(SELECT o.step {_OF_SERIES.format(series='given')} ORDER BY o.step LIMIT 1"
 _OF_BOUNDS = _OF_SERIES.format(series="bounds")
 _AFTER_PLACE = f"""
@@ -110,8 +110,7 @@ ORDER BY o.step LIMIT 1
 _IS_FINITE = f"BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r}"
 
 # Short series are grouped by stretch. Of long ones the first value at or after each of many steps is looked up.
-_SEGMENTS = write_statements(
-    f"""
+_SEGMENTS_OF = f"""
 WITH RECURSIVE bounds (number, run_id, metric, first, last, is_long) AS (
     SELECT given.number, given.run_id, given.metric, {_FIRST_OF_GIVEN}),
         (SELECT o.step {_OF_SERIES.format(series="given")} ORDER BY o.step DESC LIMIT 1),
@@ -121,9 +120,7 @@ WITH RECURSIVE bounds (number, run_id, metric, first, last, is_long) AS (
     SELECT 0 UNION ALL SELECT place + 1 FROM places WHERE place + 1 < CAST(:stretches AS bigint)
 )
 SELECT bounds.number, max(o.step) AS step, min(o.value), max(o.value)
-FROM bounds CROSS JOIN observations AS o
-WHERE {{routed}}NOT bounds.is_long AND o.run_id = bounds.run_id AND o.metric = bounds.metric
-    AND o.superseded_by = {LIVE} AND o.value {_IS_FINITE}
+FROM bounds CROSS JOIN %s NOT bounds.is_long AND o.value {_IS_FINITE}
 GROUP BY bounds.number, (o.step - bounds.first) * CAST(:stretches AS bigint) / (bounds.last - bounds.first + 1)
 UNION ALL
 SELECT number, step, value, value FROM (
@@ -132,8 +129,13 @@ SELECT number, step, value, value FROM (
 ) AS samples
 WHERE value {_IS_FINITE}
 ORDER BY 1, 2
-""",  # noqa: S608
+"""  # noqa: S608
+
+# On PostgreSQL LATERAL with OFFSET: a join may read all observations, of which it expects too many for each metric.
+_SEGMENTS = write_statements(
+    _SEGMENTS_OF % f"LATERAL (SELECT o.step, o.value {_OF_BOUNDS} OFFSET 0) AS o WHERE",
     *(sa.column("step", sa.BigInteger), sa.column("lowest", sa.Double), sa.column("highest", sa.Double)),
+    on_sqlite=_SEGMENTS_OF % f"{_POINTS.format(series='bounds')} AND",
 )
 
 _LAST = f"{_OF_SERIES.format(series='given')} ORDER BY o.step DESC LIMIT 1)"
