@@ -102,8 +102,10 @@ NO_EVAL = (
     " it. Log a score on held-out data that is not what is optimized, and give it the role eval."
 )
 
-_HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_", "dev/", "dev_")
+_TEST = ("test/", "test_")
+_HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_", "dev/", "dev_", *_TEST)
 
+_BEHIND_GUESSES = _UNKNOWN.rank + 1
 _BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
 
@@ -146,10 +148,11 @@ class Candidate(Struct, frozen=True):
     kind: str = ""
 
     @property
-    def order(self) -> tuple[bool, int, int, tuple[bool, bool], str]:
+    def order(self) -> tuple[bool, int, int, tuple[bool, bool, bool], str]:
         meaning = self.meaning
         is_preferred = not PREFERRED.isdisjoint([meaning.pattern, *split_words(self.kind)])
-        preference = (not is_preferred, bool(self.kind))  # all data together before one set of them
+        # Any WER before the CER; all data together before one set of them.
+        preference = (not is_preferred, "wer" not in split_words(meaning.pattern), bool(self.kind))
         return meaning.origin is _GUESSED, meaning.rank, self.place, preference, self.metric
 
 
@@ -328,11 +331,15 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     if prefix is None:
         return None
     quantity = alone.removeprefix(prefix)
-    if quantity in KNOWN_HELD_OUT:
-        return Candidate(name, KNOWN_HELD_OUT[quantity], rank, kind)
     # Read in its original case: lower case would lose camel case.
     written = _DATA_LOADER.sub("", _with_at(name))[-len(quantity) :] if quantity else ""
-    return Candidate(name, guess_held_out(written), rank + 1, kind or _find_known_part(prefix, quantity))
+    known = KNOWN_HELD_OUT.get(quantity)
+    meaning = known or guess_held_out(written)
+    if prefix in _TEST:  # choosing by the test data is for a person to confirm, and any other held-out data come first
+        meaning = replace(meaning, rank=meaning.rank + _BEHIND_GUESSES, origin=_GUESSED)
+    if known:
+        return Candidate(name, meaning, rank, kind)
+    return Candidate(name, meaning, rank + 1, kind or _find_known_part(prefix, quantity))
 
 
 def _without_eval_set(plain: str, names: Collection[str]) -> str:
@@ -348,6 +355,7 @@ def _without_eval_set(plain: str, names: Collection[str]) -> str:
     return _DATA_LOADER.sub("", plain)
 
 
+_CAMEL_CASE = re.compile(r"^([Ee]val|[Vv]al|[Vv]alid|[Vv]alidation|[Dd]ev|[Tt]est)(?=[A-Z])")
 _DATA_LOADER = re.compile(r"/dataloader_idx_\d+$")
 
 
@@ -396,7 +404,7 @@ def select_trainers(
 
 def _plain(name: str) -> str:
     """The trainer's name for the metric, without its logger's changes."""
-    plain = _with_at(name).lower().removeprefix("train/")
+    plain = _CAMEL_CASE.sub(r"\1_", _with_at(name)).lower().removeprefix("train/")
     return f"eval_{plain.removeprefix('eval/')}" if plain.startswith("eval/") else plain
 
 

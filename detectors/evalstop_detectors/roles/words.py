@@ -46,7 +46,8 @@ _BOOKKEEPING_WORDS = (
     "samples sample instances count counts total num number tokens token length lengths len size batch step steps "
     "iteration iterations entropy std stderr stdev variance var threshold thresh ratio clip clipped clipfrac "
     "clipping truncated logits logit logps logp grad gradient norm norms scale coef coefficient advantages "
-    "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns support"
+    "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns support mem "
+    "allocated reserved"
 )
 _ERROR_WORDS = (
     "loss losses error errors err ppl perplexity nll nloglik nllh crossentropy xent ce bce logloss mlogloss "
@@ -56,7 +57,7 @@ _ERROR_WORDS = (
     "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
     "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal "
     "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency der ser ned ade fde epe mcd hausdorff hd levenshtein "
-    "chamfer silog collision collisions mpjpe dcf l1 l2 sad"
+    "chamfer silog medae collision collisions mpjpe dcf l1 l2 sad"
 )
 _SCORE_WORDS = (
     "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
@@ -92,7 +93,9 @@ _PAIRS = {
     **{("false", word): True for word in ("positive", "positives", "negative", "negatives")},
     ("log", "loss"): True,
     ("noise", "sensitivity"): True,
-    ("corr", "coef"): False,
+    **{(word, end): False for word in ("corr", "dice") for end in ("coef", "coefficient")},
+    **{("token", word): False for word in ("accuracy", "acc", "f1")},
+    **{("f1", word): False for word in ("sample", "samples")},
     ("explained", "variance"): False,
     ("absolute", "value"): True,
 }
@@ -168,7 +171,7 @@ _KNOWN_SCORES = (
     " overall_accuracy overall_precision overall_recall sacrebleu meteor miou iou dice dice_score auroc mrr ndcg"
 )
 _KNOWN_F1 = "f1 f1_score bertscore_f1 " + " ".join(
-    form for kind in ("macro", "micro", "weighted", "overall") for form in (f"f1_{kind}", f"{kind}_f1")
+    form for kind in ("macro", "micro", "weighted", "overall", "samples") for form in (f"f1_{kind}", f"{kind}_f1")
 )
 _CONFUSABLE_ERRORS = "per"  # the phoneme error rate, and an English word
 

@@ -307,12 +307,11 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         print_findings(findings, Path(source))
     if not is_known and (everything or len(errors.collected) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
-        error = UnreadableInput(
-            source,
-            f"it has none of the columns {', '.join(expected)}, but {_format_columns(everything)}; set the"
-            " columns with --eval, --proxy, --kl or --loss COLUMN",
+        others = f"but {_format_columns(everything)}; set the columns with --eval, --proxy, --kl or --loss COLUMN"
+        problem = (
+            f"it has none of the columns {', '.join(expected)}, {others}" if everything else "no metrics were logged"
         )
-        errors.add(error)
+        errors.add(UnreadableInput(source, problem))
     return everything
 
 
@@ -353,4 +352,4 @@ def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:
 
 def _format_columns(columns: set[str]) -> str:
     names = sorted(columns)
-    return (", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")) or "no others"
+    return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "")

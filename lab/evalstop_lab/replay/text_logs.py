@@ -226,15 +226,16 @@ class TrainerState:
 
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        run = runs.run(name, roles)
+        run, state = runs.run(name, roles), _load_state(path)
         reached: object = None
         for index, row in read_history(path, errors):
+            if "train_runtime" in row and state.get("best_model_checkpoint"):
+                break  # the training is over: what follows may measure the best model, which the trainer loads again
             try:
                 reached = row.get(roles.step, reached if roles.step != "step" else None)
                 add_row(run, parse_step(reached), row, parse_number)
             except ValueError as error:
                 errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
-        state = _load_state(path)
         run.stopped_early = _describe_early_stop(state)
         callbacks = state.get("stateful_callbacks")
         stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks

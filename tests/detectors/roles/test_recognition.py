@@ -259,6 +259,34 @@ def test_preset_tag_selects_the_trainer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "eval_name", "direction", "origin"),
+    [
+        ("eval_cer eval_wer_ortho eval_loss", "eval_wer_ortho", MIN, "recognized"),
+        ("eval_normalized_wer eval_wer", "eval_wer", MIN, "recognized"),
+        ("evalAccuracy evalF1 evalLoss evalStepTime", "evalF1", MAX, "recognized"),
+        ("valWer validLoss", "valWer", MIN, "recognized"),
+        ("evalFalsePositiveRate", "evalFalsePositiveRate", MIN, "guessed"),
+        ("evaluator", None, None, None),
+        ("test_accuracy test_f1 test_loss test_runtime", "test_f1", MAX, "guessed"),
+        ("test_acc1 val_zork", "val_zork", MAX, "guessed"),
+        ("test_acc1 test_loss n_parameters", "test_acc1", MAX, "guessed"),
+        ("test/wer eval_loss", "eval_loss", MIN, "recognized"),
+        ("eval_f1_samples eval_accuracy", "eval_f1_samples", MAX, "recognized"),
+        ("eval_token_acc eval_mem_allocated eval_mem_reserved", "eval_token_acc", MAX, "guessed"),
+        ("val_dice_coef", "val_dice_coef", MAX, "guessed"),
+        ("eval_medae", "eval_medae", MIN, "guessed"),
+        ("eval_mem_allocated", None, None, None),
+    ],
+)
+def test_eval_by_its_name(names: str, eval_name: str | None, direction: str | None, origin: str | None) -> None:
+    """Camel case separates the prefix as well; a test set comes last and waits for a person to confirm it."""
+    found = recognize_roles(names.split())
+    assert found.list_metrics(MetricRole.EVAL) == ([] if eval_name is None else [eval_name])
+    if eval_name is not None:
+        assert (found.roles[eval_name].direction, found.origins[eval_name]) == (direction, origin)
+
+
+@pytest.mark.parametrize(
     ("direction", "names"),
     [
         (MIN, "val_loss eval/loss held_out_loss eval_gsm8k_loss loss test_wer perplexity mean_squared_error"),

@@ -198,6 +198,17 @@ def test_metric_of_the_best_model_is_the_eval(tmp_path: Path, best: float, at: i
     assert (column in run.roles.minimized) is (best == 0.1)
 
 
+def test_eval_of_the_loaded_best_model_is_no_eval_of_the_run(tmp_path: Path) -> None:
+    """After the training `load_best_model_at_end` loads the best model, whose evals are logged at the last step."""
+    values = [0.3, 0.6, 0.9, 0.7, 0.5]
+    history: list[dict[str, Any]] = [{"step": 10 * place, "eval_f1": value} for place, value in enumerate(values, 1)]
+    history += [{"step": 50, "train_runtime": 9.0}, {"step": 50, "eval_f1": 0.9}]
+    write_state(tmp_path / "trainer_state.json", history, best_metric=0.9, best_model_checkpoint="out/checkpoint-30")
+    assert list_evals(read_only_run(tmp_path)) == [(10 * place, value) for place, value in enumerate(values, 1)]
+    write_state(tmp_path / "trainer_state.json", [*history[:4], *history[5:]])
+    assert list_evals(read_only_run(tmp_path))[-1] == (50, 0.9)
+
+
 def test_run_that_its_early_stopping_ended_is_undecided(tmp_path: Path) -> None:
     """The counter in the trainer's state has reached the patience; below it the run has run to its end."""
     history = [{"step": step, "eval_f1": value} for step, value in zip(STEPS, RISING, strict=True)]

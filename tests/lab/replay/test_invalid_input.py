@@ -30,8 +30,8 @@ FailingReplay = Callable[..., str]
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("a.jsonl", "", ["it has none of the columns", "no others"]),
-        ("a.jsonl", "\n \n", ["none of the columns"]),
+        ("a.jsonl", "", ["no metrics were logged"]),
+        ("a.jsonl", "\n \n", ["no metrics were logged"]),
         ("a.jsonl", GOOD + "\xff\xfe", ["line 2", "not valid UTF-8"]),
         ("a.jsonl", GOOD + "\0\0", ["line 2", "NUL"]),
         ("a.jsonl", GOOD + "{\n", ["line 2", "not JSON", '"run": "a"']),
@@ -53,7 +53,7 @@ FailingReplay = Callable[..., str]
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1' + "0" * 400 + "}\n", ["line 1", "eval is 1000"]),
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1, "eval_stderr": -1}\n', ["line 1", "standard error", "-1"]),
         ("a.jsonl", '{"run": "a", "step": 1, "mark": 1}\n', ["but mark;", "--eval"]),
-        ("a.csv", "", ["none of the columns"]),
+        ("a.csv", "", ["no metrics were logged"]),
         ("a.csv", "a,b\n1,2\n", ["none of the columns", "a, b"]),
         ("a.csv", "a,eval\n1,2\n", ["line 1", "no column `step`", "a, eval"]),
         ("a.csv", "step;eval\n1;2\n", ["step;eval"]),
@@ -68,7 +68,7 @@ FailingReplay = Callable[..., str]
         ("a.json", GOOD + GOOD, ["not JSON", ".jsonl"]),
         ("a.json", '{"log_history": [{"step": 1, "eval": 1}, 3]}', ["entry 1 of log_history", "3"]),
         ("a.json", '{"log_history": [{"eval": 1}]}', ["entry 0 of log_history", "step is missing"]),
-        ("a.json", '{"log_history": []}', ["none of the columns"]),
+        ("a.json", '{"log_history": []}', ["no metrics were logged"]),
         ("a.json", "[" * 100_000, ["not JSON"]),
     ],
 )
@@ -250,7 +250,7 @@ RUN_WITH_IMPOSSIBLE_END: dict[str, Any] = {
     ("answer", "message"),
     [
         ([], "not a JSON object"),
-        ({}, "none of the columns"),
+        ({}, "no metrics were logged"),
         ({"experiments": 3}, "not a list of objects"),
         ({"experiments": ["a"]}, "not a list of objects"),
         (EXPERIMENTS | {"next_page_token": "again"}, "does not end"),
