@@ -309,7 +309,9 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
         others = f"but {_format_columns(everything)}; set the columns with --eval, --proxy, --kl or --loss COLUMN"
         problem = (
-            f"it has none of the columns {', '.join(expected)}, {others}" if everything else "no metrics were logged"
+            f"it has none of the columns {', '.join(expected)}, {others}"
+            if everything
+            else "no metrics were found in it"
         )
         errors.add(UnreadableInput(source, problem))
     return everything

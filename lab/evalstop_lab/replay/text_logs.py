@@ -75,11 +75,17 @@ def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[
         try:
             row = _parse_row(path, number, line)
         except UnreadableInput as error:
-            if line.endswith("\n") or number == 1:
-                errors.add(error)
-            else:
-                errors.warn(UnreadableInput(path, "it ends in the middle of this line; all before it is read", number))
-            continue
+            beginning = line[: line.find(":") + 1]  # a killed trainer cuts a row off, and the next appends to it
+            try:
+                row = _parse_row(path, number, line[line.rfind(beginning) :])
+                errors.warn(UnreadableInput(path, "a row is cut off in this line; the one after it is read", number))
+            except UnreadableInput:
+                if line.endswith("\n") or number == 1:
+                    errors.add(error)
+                else:
+                    problem = "it ends in the middle of this line; all before it is read"
+                    errors.warn(UnreadableInput(path, problem, number))
+                continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data
         yield number, row

@@ -30,8 +30,8 @@ FailingReplay = Callable[..., str]
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("a.jsonl", "", ["no metrics were logged"]),
-        ("a.jsonl", "\n \n", ["no metrics were logged"]),
+        ("a.jsonl", "", ["no metrics were found in it"]),
+        ("a.jsonl", "\n \n", ["no metrics were found in it"]),
         ("a.jsonl", GOOD + "\xff\xfe", ["line 2", "not valid UTF-8"]),
         ("a.jsonl", GOOD + "\0\0", ["line 2", "NUL"]),
         ("a.jsonl", GOOD + "{\n", ["line 2", "not JSON", '"run": "a"']),
@@ -53,7 +53,7 @@ FailingReplay = Callable[..., str]
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1' + "0" * 400 + "}\n", ["line 1", "eval is 1000"]),
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1, "eval_stderr": -1}\n', ["line 1", "standard error", "-1"]),
         ("a.jsonl", '{"run": "a", "step": 1, "mark": 1}\n', ["but mark;", "--eval"]),
-        ("a.csv", "", ["no metrics were logged"]),
+        ("a.csv", "", ["no metrics were found in it"]),
         ("a.csv", "a,b\n1,2\n", ["none of the columns", "a, b"]),
         ("a.csv", "a,eval\n1,2\n", ["line 1", "no column `step`", "a, eval"]),
         ("a.csv", "step;eval\n1;2\n", ["step;eval"]),
@@ -68,7 +68,7 @@ FailingReplay = Callable[..., str]
         ("a.json", GOOD + GOOD, ["not JSON", ".jsonl"]),
         ("a.json", '{"log_history": [{"step": 1, "eval": 1}, 3]}', ["entry 1 of log_history", "3"]),
         ("a.json", '{"log_history": [{"eval": 1}]}', ["entry 0 of log_history", "step is missing"]),
-        ("a.json", '{"log_history": []}', ["no metrics were logged"]),
+        ("a.json", '{"log_history": []}', ["no metrics were found in it"]),
         ("a.json", "[" * 100_000, ["not JSON"]),
     ],
 )
@@ -129,6 +129,21 @@ def test_run_of_nan_is_not_stopped(tmp_path: Path, replay: Replay) -> None:
     """A run whose scores are all NaN has neither a stop nor a best step."""
     (result,) = replay(write_jsonl(tmp_path / "a.jsonl", build_rows(eval_scores=[float("nan")] * 9)))
     assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
+
+
+@pytest.mark.parametrize("cut", ['{"step": 30, "eval_f1": 0.', '{"step":', '{"step": 30, "data": {"a": 1'])
+def test_row_appended_to_one_that_was_cut_off_is_read(
+    tmp_path: Path, cut: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer is killed while it writes a row, and started again from an earlier step."""
+    first, again = (
+        [json.dumps({"step": step, "eval_f1": step / 100}) for step in steps] for steps in ((10, 20), (20, 30))
+    )
+    (tmp_path / "a.jsonl").write_text("\n".join([*first, cut + again[0], again[1], ""]))
+    (run,) = read_runs([tmp_path / "a.jsonl"]).by_name.values()
+    run.settle()
+    assert [(score.step, score.value) for score in run.scores()] == [(10, 0.1), (20, 0.2), (30, 0.3)]
+    assert "line 3: a row is cut off in this line; the one after it is read" in capsys.readouterr().err
 
 
 def test_last_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +265,7 @@ RUN_WITH_IMPOSSIBLE_END: dict[str, Any] = {
     ("answer", "message"),
     [
         ([], "not a JSON object"),
-        ({}, "no metrics were logged"),
+        ({}, "no metrics were found in it"),
         ({"experiments": 3}, "not a list of objects"),
         ({"experiments": ["a"]}, "not a list of objects"),
         (EXPERIMENTS | {"next_page_token": "again"}, "does not end"),
