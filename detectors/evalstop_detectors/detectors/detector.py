@@ -97,18 +97,20 @@ Changes = list[tuple[tuple[int, int], Evidence]]
 class Trace(NamedTuple):
     """The `Changes` of a whole run from its start; each evidence is worded on demand.
 
-    By place: `orders`, the values of the evidence, `word` gives the evidence. Neighbors may be equal.
+    By place: `orders`, the values of evidence and outlook, `word` gives the evidence. Neighbors may be equal.
     """
 
     orders: Sequence[tuple[int, int]]
     values: NDArray[np.float64]
+    outlooks: NDArray[np.float64]
     word: Callable[[int], Evidence]
 
     @staticmethod
     def of_changes(changes: Changes) -> Trace:
         evidence = [item for _, item in changes]
+        outlooks = [math.nan if item.outlook is None else item.outlook.value for item in evidence]
         values = np.array([item.value for item in evidence], dtype=np.float64)
-        return Trace([order for order, _ in changes], values, evidence.__getitem__)
+        return Trace([order for order, _ in changes], values, np.array(outlooks), evidence.__getitem__)
 
 
 TakeValues = Callable[[Any, Sequence[float], Sequence[float]], Any]

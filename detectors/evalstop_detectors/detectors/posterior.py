@@ -62,10 +62,10 @@ from evalstop_detectors.posterior.network import (
     follow_runs,
     forget_plan,
     list_given,
+    list_outlooks,
     load_network,
     round_features,
     to_outlook,
-    to_probabilities,
 )
 from evalstop_detectors.posterior.paired import (
     CONFIRMATION,
@@ -343,9 +343,9 @@ def _trace(columns: Columns, course: Course) -> Trace:
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
     orders = [(evals.steps[place], rank) for place in finite]
     before = [first] if first < orders[0] else []
-    turned = to_probabilities(np.maximum(course.outputs[0], course.unplanned))
+    turned, covered = list_outlooks(course.outputs, course.unplanned)
     turned[turned < SAID_FROM] = 0.0
-    turned[: SOONEST - 1] = 0.0
+    turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
 
     def word(place: int) -> Evidence:
         index = place - len(before)
@@ -357,7 +357,8 @@ def _trace(columns: Columns, course: Course) -> Trace:
         progress = None if evals.progress is None else evals.progress[finite[index]]
         return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progress)
 
-    return Trace([*before, *orders], np.append(np.zeros(len(before)), turned), word)
+    values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
+    return Trace([*before, *orders], values, levels, word)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from evalstop_detectors.detectors.detector import Evidence, Trace
-from evalstop_detectors.observation import Columns
+from evalstop_detectors.observation import RANK, Columns
 from evalstop_detectors.policy.catalog import NOTHING_SEEN, Call, Verdict
-from evalstop_detectors.policy.monitor import Openings, judge_changes, list_finite_evals
+from evalstop_detectors.policy.monitor import Change, Openings, Order, judge_changes, list_finite_evals
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import start
+
+Places = NDArray[np.int64]
+_NEVER, _NOWHERE = np.iinfo(np.int64).max, np.empty(0, np.int64)
 
 
 class PastRun(NamedTuple):
@@ -44,10 +48,7 @@ def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
 def _judge_run(policy: Policy, run: Columns, columns: Columns, traces: Mapping[int, Trace]) -> PastRun:
     state = start(policy)
     evidence, verdict, suspect_step = list(state.evidence), NOTHING_SEEN, None
-    places = sorted(
-        (order, member, place) for member, trace in traces.items() for place, order in enumerate(trace.orders)
-    )
-    changes = ((order, member, traces[member].word(place)) for order, member, place in places)
+    changes = _list_changes(policy, traces)
     openings = Openings(state, run)
     for verdict in judge_changes(policy, state, columns, openings, list_finite_evals(columns), evidence, changes):
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
@@ -57,6 +58,43 @@ def _judge_run(policy: Policy, run: Columns, columns: Columns, traces: Mapping[i
     if columns and not verdict.stops:
         verdict = replace(verdict, step=max(column.steps[-1] for column in columns.values()))
     return PastRun(verdict, suspect_step, tuple(evidence))
+
+
+def _list_changes(policy: Policy, traces: Mapping[int, Trace]) -> Iterator[Change]:
+    """The changes that may matter for the first suspicion, the first stop and the end, in order: those while a member
+    is alarmed, and the last ones. Most runs have few: no evidence is worded for the others."""
+    keys = {member: _to_keys(trace.orders) for member, trace in traces.items()}
+    begin, end = _find_spans(policy.alarm_levels, traces, keys)
+    if policy.suspects_on_any_alarm and len(begin):
+        # After the first suspicion only a stop matters.
+        stops_begin, stops_end = _find_spans(policy.stopping_levels, traces, keys)
+        begin, end = np.sort(np.append(stops_begin, begin[0])), np.sort(np.append(stops_end, begin[0]))
+    changes = []
+    for member, trace in traces.items():
+        starts, leaves = keys[member], np.append(keys[member], _NEVER)[1:]
+        needed = np.searchsorted(begin, leaves, "left") > np.searchsorted(end, starts, "left")
+        needed[-1:] = True
+        changes += [(trace.orders[place], member, place) for place in np.flatnonzero(needed).tolist()]
+    for order, member, place in sorted(changes):
+        yield order, member, traces[member].word(place)
+
+
+def _find_spans(
+    levels: Sequence[tuple[float, float]], traces: Mapping[int, Trace], keys: Mapping[int, Places]
+) -> tuple[Places, Places]:
+    """Where the evidence or outlook of any member reaches its level, and where it no longer does; each ascending."""
+    begins, ends = [_NOWHERE], [_NOWHERE]
+    for member, trace in traces.items():
+        level, outlook_level = levels[member]
+        loud = np.flatnonzero((trace.values >= level) | (trace.outlooks >= outlook_level))
+        begins.append(keys[member][loud])
+        ends.append(np.append(keys[member], _NEVER)[loud + 1])
+    return np.sort(np.concatenate(begins)), np.sort(np.concatenate(ends))
+
+
+def _to_keys(orders: Sequence[Order]) -> Places:
+    """The orders as numbers; a step is below 2^53."""
+    return np.array([step * len(RANK) + rank for step, rank in orders], np.int64)
 
 
 def find_calls(policy: Policy, runs: Sequence[Columns]) -> list[dict[str, int | None]]:

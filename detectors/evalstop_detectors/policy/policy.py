@@ -230,9 +230,23 @@ class Policy(Struct, frozen=True, dict=True):
     @cached_property
     def alarm_levels(self) -> tuple[tuple[float, float], ...]:
         """For each member the values from which its evidence, and its outlook, can call for anything."""
-        outlook = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else math.inf
         return tuple(
-            (min(math.inf if level is None else level for level in member.levels), outlook) for member in self.members
+            (min(stop, math.inf if member.thresholds.suspect_at is None else member.thresholds.suspect_at), outlook)
+            for member, (stop, outlook) in zip(self.members, self.stopping_levels, strict=True)
+        )
+
+    @cached_property
+    def stopping_levels(self) -> tuple[tuple[float, float], ...]:
+        """For each member the values from which its evidence, and its outlook, can call for a stop."""
+        outlook = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else math.inf
+        levels = (member.thresholds.stop_at for member in self.members)
+        return tuple((math.inf if level is None else level, outlook) for level in levels)
+
+    @cached_property
+    def suspects_on_any_alarm(self) -> bool:
+        """Whether the alarm of a single member, whichever it is, makes the run at least suspect."""
+        return Ground.LEVELLED_OFF not in self.stop_on and all(
+            member.weight and member.weight >= self.suspect_at_least for member in self.members
         )
 
     def alarms(self, member: int, evidence: Evidence | None) -> bool:

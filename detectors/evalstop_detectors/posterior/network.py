@@ -240,6 +240,12 @@ def to_outlook(planned: Whole, unplanned: Whole, added: tuple[float, float]) -> 
     return Outlook(to_probability(max(odds)), to_probability(outputs[1]), (low, middle, high), odds[1] > odds[0])
 
 
+def list_outlooks(planned: Whole, unplanned: Whole) -> tuple[Whole, Whole]:
+    """`turned` and `covered` of the outlooks of many outputs (5, evals); `unplanned` are log odds (evals,)."""
+    turned = to_probabilities(np.maximum(planned[0], unplanned))
+    return turned, np.floor(100 / (1 + np.maximum(planned[2:], 0.0).max(axis=0))) / 100
+
+
 class Course(NamedTuple):
     """The result at each eval of a run: `outputs` of the network (5, evals), the log odds without a plan, and fields of
     the features' state by the same names, (evals,)."""

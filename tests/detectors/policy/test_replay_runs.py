@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -93,7 +94,10 @@ def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
     whole = [run for run in runs if run]
     for run, trace in zip(whole, detector.trace_runs([to_columns(run) for run in whole]), strict=True):
         worded = [trace.word(place) for place in range(len(trace.orders))]
-        assert [item.value for item in worded] == trace.values.tolist()
+        assert [(item.value, item.outlook and item.outlook.value) for item in worded] == [
+            (value, None if math.isnan(outlook) else outlook)
+            for value, outlook in zip(trace.values.tolist(), trace.outlooks.tolist(), strict=True)
+        ]
         changed = [next(group) for _, group in groupby(zip(trace.orders, worded, strict=True), key=itemgetter(1))]
         assert changed == detector.fold_steps(detector.start(), None, run)[1]
 
