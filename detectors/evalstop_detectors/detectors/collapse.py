@@ -223,16 +223,18 @@ class Collapse(Detector[CollapseState], frozen=True):
         if fall is None:
             middle = sorted(last)[len(last) // 2]
             top = middle if noise.seen <= _START else max(top, middle)
-        state = replace(
-            state, noise=noise, start=start, top=top, steps=steps, course=state.course.add_eval(), fall=fall
-        )
-        if noise.seen == 1:
-            state = replace(state, first_step=observation.step)
+        first_step, (low, high), value = state.first_step, state.later, last[-1]
+        if first_step is None:
+            first_step = observation.step
         else:
-            low, high = state.later if noise.seen > 2 else (last[-1], last[-1])
-            state = replace(state, later=(min(low, last[-1]), max(high, last[-1])))
-        evidence = _weigh_first(state, self.k) if fall is None else self._weigh(fall, noise.recent[-self.k :])
-        return replace(state, evidence=evidence)
+            low, high = (min(low, value), max(high, value)) if noise.seen > 2 else (value, value)
+        evidence = _QUIET
+        if fall is not None:
+            evidence = self._weigh(fall, noise.recent[-self.k :])
+        elif high < 0 and -high >= _FELL_FIRST * (high - low):
+            evidence = _weigh_first(noise.seen - 1, first_step, self.k)
+        course = state.course.add_eval()
+        return CollapseState(noise, start, top, steps, first_step, (low, high), course, fall, evidence)
 
     def _take_answer(self, state: CollapseState, found: float, stderr: float | None) -> CollapseState:
         """Process a paired evaluation, which found that the run is so far below its best."""
@@ -294,13 +296,12 @@ class Collapse(Detector[CollapseState], frozen=True):
         return is_constant or add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)
 
 
-def _weigh_first(state: CollapseState, k: int) -> Evidence:
-    """How far all later evals lie below the first one."""
-    count, (low, high) = state.noise.seen - 1, state.later
-    if count < k - 1 or high >= 0 or -high < _FELL_FIRST * (high - low):
+def _weigh_first(later: int, first_step: int, k: int) -> Evidence:
+    """The evidence of so many evals that all lie far below the first one."""
+    if later < k - 1:
         return _QUIET
-    note = f"the first eval is the best, and all {count} later ones are far below it"
-    return Evidence(Kind.STATISTIC, min(count / k, _UNCONFIRMED), state.first_step, note)
+    note = f"the first eval is the best, and all {later} later ones are far below it"
+    return Evidence(Kind.STATISTIC, min(later / k, _UNCONFIRMED), first_step, note)
 
 
 def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:
