@@ -358,6 +358,15 @@ def test_checkpoint_in_an_object_store_keeps_its_uri(tmp_path: Path) -> None:
     assert to_uri(tmp_path / "a run") == f"file://{tmp_path}/a run"
 
 
+def test_a_count_of_steps_is_not_what_chooses_the_best_checkpoint() -> None:
+    """`ModelCheckpoint(monitor="global_step", mode="max")` keeps the last checkpoints, often beside one of the best."""
+    from evalstop_client.callbacks.arguments import choose_monitor
+
+    last = [("global_step", "max"), ("epoch", "max"), ("step", "max"), ("trainer/global_step", "max"), (None, "min")]
+    assert choose_monitor(last) == (None, "")
+    assert choose_monitor([*last, ("val/loss", "min")]) == ("val/loss", "minimize")
+
+
 @pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers
 def test_metric_of_the_best_checkpoint_is_declared(
     connection: dict[str, Any], service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,8 @@ def is_plan_meant(*, is_constant: bool, stops_early: bool) -> bool:
 def choose_monitor(monitors: Iterable[tuple[str | None, str]]) -> tuple[str | None, str]:
     """The first of these monitored metrics that is held out, with its direction from a mode `min`, `max` or `auto`."""
     directions = {"max": "maximize", "min": "minimize"}
-    held_out = ((metric, mode) for metric, mode in monitors if metric and metric != "loss" and metric[:5] != "train")
+    others = (None, "", "loss", "epoch", "step", "global_step")  # Lightning keeps the last checkpoints by their step
+    held_out = ((metric, mode) for metric, mode in monitors if metric not in others and metric[:5] != "train")
     return next(((metric, directions.get(mode, "")) for metric, mode in held_out), (None, ""))
 
 
