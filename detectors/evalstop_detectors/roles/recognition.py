@@ -333,6 +333,8 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     quantity = alone.removeprefix(prefix)
     # Read in its original case: lower case would lose camel case.
     written = _DATA_LOADER.sub("", _with_at(name))[-len(quantity) :] if quantity else ""
+    if read_words(mean := written.removesuffix("_epoch")) is not None:  # as Lightning calls the mean of an epoch
+        quantity, written = quantity.removesuffix("_epoch"), mean
     known = KNOWN_HELD_OUT.get(quantity)
     meaning = known or guess_held_out(written)
     if prefix in _TEST:  # choosing by the test data is for a person to confirm, and any other held-out data come first

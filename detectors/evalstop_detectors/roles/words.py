@@ -1,8 +1,8 @@
 """The meaning of a held-out metric by the words of its name. Always a guess, even for plain words.
 
 Words are separated by `_ / - . @ :` and similar characters, or by camel case, and compared with and without
-trailing digits: `val/MeanSquaredError`, `eval_mse`, `eval-rouge1`. A name that ends in `loss` is one. Otherwise the
-first of these that matches counts:
+trailing digits: `val/MeanSquaredError`, `eval_mse`, `eval-rouge1`. A name that ends in `loss` or `per` is an error.
+Otherwise the first of these that matches counts:
 
 1. bookkeeping: runtimes, counts, lengths, step sizes, KL and other statistics are not a quality of the model;
 2. losses and errors, whatever they are of: `eval_gsm8k_loss`, `eval_math_ppl`, `eval_toxicity_score`;
@@ -47,7 +47,7 @@ _BOOKKEEPING_WORDS = (
     "iteration iterations entropy std stderr stdev variance var threshold thresh ratio clip clipped clipfrac "
     "clipping truncated logits logit logps logp grad gradient norm norms scale coef coefficient advantages "
     "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns support mem "
-    "allocated reserved"
+    "allocated reserved elapsed"
 )
 _ERROR_WORDS = (
     "loss losses error errors err ppl perplexity nll nloglik nllh crossentropy xent ce bce logloss mlogloss "
@@ -57,7 +57,7 @@ _ERROR_WORDS = (
     "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
     "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal "
     "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency der ser ned ade fde epe mcd hausdorff hd levenshtein "
-    "chamfer silog medae collision collisions mpjpe dcf l1 l2 sad"
+    "chamfer silog wape medae collision collisions mpjpe dcf l1 l2 sad"
 )
 _SCORE_WORDS = (
     "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
@@ -132,7 +132,7 @@ def read_words(name: str, *, is_quality: bool = False) -> Reading | None:
     together = [_PAIRS[pair] for pair in pairwise(words) if pair in _PAIRS]
     if "neg" in forms or any(_is_against_error(*pair) for pair in pairwise(words)):  # as scikit-learn's negated error
         return Reading.SCORE
-    if words[-1:] == ["loss"]:
+    if words[-1:] in (["loss"], ["per"]):  # at the end of a name PER is the phoneme error rate
         return Reading.ERROR
     bookkeeping = [] if is_quality else [(None, _BOOKKEEPING, Reading.OTHER)]
     readings = [*bookkeeping, (True, _ERRORS, Reading.ERROR), (False, _SCORES, Reading.SCORE)]
@@ -151,8 +151,6 @@ def _is_against_error(word: str, following: str) -> bool:
         word in ("non", "anti", "minus") and following in _ERRORS
     )
 
-
-_KNOWN_LOSSES = "loss loss_epoch"
 
 _KNOWN_ERRORS = (
     "perplexity ppl bpb wer cer mse mae nll_loss mean_squared_error mean_absolute_error"
@@ -222,7 +220,7 @@ KNOWN_HELD_OUT: dict[str, Meaning] = {
             for name in _CONFUSABLE_ERRORS.split()
         ),
         *(eval_error(name, "an error on held-out data", rank=1) for name in _KNOWN_ERRORS.split()),
-        *(eval_error(name, OBJECTIVE) for name in _KNOWN_LOSSES.split()),
+        eval_error("loss", OBJECTIVE),
     )
 }
 """By the part after `eval_`, `val_`, `validation/` and similar prefixes."""
