@@ -8,7 +8,7 @@ from typing import Final, Literal, Required, TypedDict, get_args
 from evalstop_client.config import LONGEST_NAME, fit_line, replace_controls
 from evalstop_client.errors import ConfigurationError
 
-Role = Literal["eval", "proxy", "kl", "loss", "entropy", "length"]
+Role = Literal["eval", "proxy", "kl", "loss", "entropy", "length", "truncated", "gradient_norm"]
 Direction = Literal["maximize", "minimize"]
 
 

@@ -28,6 +28,8 @@ class MetricRole(StrEnum):
     LEARNING_RATE = "learning_rate"
     ENTROPY = "entropy"
     LENGTH = "length"
+    TRUNCATED = "truncated"
+    GRADIENT_NORM = "gradient_norm"
     KL = "kl"
     LOSS = "loss"
     PROXY = "proxy"
@@ -42,12 +44,13 @@ class RoleTraits(NamedTuple):
     """What holds for all metrics of a role.
 
     `meaning`: what they measure. `minimized`: lower is better unless the trainer says otherwise. `keeps_sign`: a
-    distance, not a quality, whose values detectors see as they are logged.
+    distance, not a quality, whose values detectors see as they are logged. `hints`: it may only raise a suspicion.
     """
 
     meaning: str
     minimized: bool = False
     keeps_sign: bool = False
+    hints: bool = False
 
     def choose_sign(self, is_minimized: bool) -> float:
         """The factor that makes higher values better."""
@@ -60,8 +63,10 @@ ROLES: Mapping[MetricRole, RoleTraits] = {
     MetricRole.PROXY: RoleTraits("the proxy reward"),
     MetricRole.KL: RoleTraits("the KL to the initial policy", minimized=True, keeps_sign=True),
     MetricRole.LOSS: RoleTraits("the loss", minimized=True),
-    MetricRole.ENTROPY: RoleTraits("the entropy of the policy", keeps_sign=True),
-    MetricRole.LENGTH: RoleTraits("the length of the answers", keeps_sign=True),
+    MetricRole.ENTROPY: RoleTraits("the entropy of the policy", keeps_sign=True, hints=True),
+    MetricRole.LENGTH: RoleTraits("the mean length of the answers", keeps_sign=True, hints=True),
+    MetricRole.TRUNCATED: RoleTraits("the share of truncated or malformed answers", keeps_sign=True, hints=True),
+    MetricRole.GRADIENT_NORM: RoleTraits("the norm of the gradient", keeps_sign=True, hints=True),
     MetricRole.PAIRED: RoleTraits("paired evaluations, the current score less the best one's"),
 }
 

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Detector, EvalRequests, GuardKind, Member, MetricRole, Observation, Policy, Thresholds
+from evalstop_detectors import (
+    ROLES,
+    Detector,
+    EvalRequests,
+    GuardKind,
+    Member,
+    MetricRole,
+    Observation,
+    Policy,
+    Thresholds,
+)
 from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
@@ -75,8 +85,10 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     ),
     "sudden_change": st.builds(
         SuddenChange,
-        role=st.sampled_from([MetricRole.ENTROPY, MetricRole.LENGTH]),
+        role=st.sampled_from([role for role, traits in ROLES.items() if traits.hints]),
         factor=st.sampled_from([1.01, 3.0]),
+        blocks=st.integers(1, 10),
+        falls=st.booleans(),
     ),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),

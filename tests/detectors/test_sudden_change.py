@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from evalstop_detectors import POLICIES, Call, MetricRole, Observation, replay, start, step
+from evalstop_detectors import POLICIES, ROLES, Call, MetricRole, Observation, replay, start, step
 from evalstop_detectors.detectors.sudden_change import SuddenChange
 
 from tests.detectors.evidence import collect_evidence
@@ -46,6 +46,40 @@ def test_sudden_change_is_found_within_a_tenth_of_the_run(role: str, factor: flo
     call = find_call(SuddenChange(role=MetricRole(role)), values)
     assert call is not None
     assert at < call <= at + evals // 10
+
+
+def find_shipped(role: MetricRole) -> SuddenChange:
+    """The detector of a role, as `default` has it."""
+    members = [member.detector for member in POLICIES["default"].members]
+    return next(item for item in members if isinstance(item, SuddenChange) and item.role is role)
+
+
+def test_shipped_policies_watch_every_role_that_may_only_hint() -> None:
+    """A role that is declared as a hint has its detector, without a list to keep."""
+    roles = {role for role, traits in ROLES.items() if traits.hints}
+    assert {find_shipped(role).role for role in roles} == roles
+
+
+@pytest.mark.parametrize("evals", [80, 400])
+def test_gradient_norm_calls_when_it_stays_up_and_not_for_spikes(evals: int) -> None:
+    """Single spikes of 50 times, a short burst and a fall call for nothing; a lasting rise does, soon after it."""
+    detector, at = find_shipped(MetricRole.GRADIENT_NORM), evals // 2
+    spikes = [NOISE[i] * (50 if i % (evals // 8) == 1 else 1) for i in range(evals)]
+    burst = [NOISE[i] * (20 if 0 <= i - at < 3 else 1) for i in range(evals)]
+    fall = [NOISE[i] * (0.05 if i >= at else 1) for i in range(evals)]
+    assert [find_call(detector, values) for values in (spikes, burst, fall)] == [None] * 3
+    call = find_call(detector, [NOISE[i] * (8 if i >= at else 1) for i in range(evals)])
+    assert call is not None
+    assert at < call <= at + evals * 0.15
+
+
+def test_truncated_share_calls_when_most_answers_are_cut() -> None:
+    """A share that moves between 0 and 3 % of the answers calls for nothing, one that jumps to 60 % does."""
+    detector = find_shipped(MetricRole.TRUNCATED)
+    shares = [0.01 * (i % 4) for i in range(200)]
+    assert find_call(detector, shares) is None
+    assert find_call(detector, [0.6 if i >= 150 else share for i, share in enumerate(shares)]) is not None
+    assert find_call(detector, [0.6 if i < 150 else share for i, share in enumerate(shares)]) is None
 
 
 def test_note_asks_for_an_eval() -> None:

@@ -3,9 +3,9 @@
 Source      Original, from public reports of RL runs: before or as a policy collapses, the entropy of its answers
             vanishes or explodes, or they become a few tokens or endless.
 Rule        Values are averaged in blocks, of which a run has 32 to 63 (fewer while it is young), so that it does not
-            matter how often it logs. The metric has changed if each of the last two blocks is at most a `factor`-th or
-            at least `factor` times the median of the ten blocks before the last five, and these ten differ by at most a
-            factor of 2: entropy that falls and answers that grow steadily, as in healthy runs, never change so fast.
+            matter how often it logs. The metric has changed if each of the last `blocks` is at most a `factor`-th or at
+            least `factor` times the median of the ten blocks three before these, and the ten differ by at most a factor
+            of 2: entropy that falls and answers that grow steadily, as in healthy runs, never change so fast.
 State       The means of at most 63 blocks, and the block in progress. O(1).
 Evidence    A statistic: the logarithm of the change, divided by that of `factor`. The turn is placed nowhere.
 Not done    It does not stop by itself, and does not see the eval: a suspicion asks for an eval, which decides.
@@ -20,11 +20,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import clipped
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Amount, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 
 _MOST_BLOCKS = 64
-_LAST, _RECENT, _REFERENCE = 2, 5, 10  # blocks
+_BETWEEN, _REFERENCE = 3, 10  # blocks
 _STEADY = 2.0
 
 
@@ -40,6 +40,9 @@ class SuddenChangeState(Struct, frozen=True):
 
 class SuddenChange(Detector[SuddenChangeState], frozen=True):
     """Compares the latest values of one role with those before.
+
+    `blocks`: how many of the latest must agree: more where single values are far off. `offset` is added to all values:
+    a share near zero varies by large factors. `falls`: whether a fall counts too.
 
     Entropy that is 0.5, and then 0.1:
 
@@ -59,6 +62,9 @@ class SuddenChange(Detector[SuddenChangeState], frozen=True):
 
     role: MetricRole = MetricRole.ENTROPY
     factor: Annotated[float, Meta(gt=1, le=1000)] = 3.0
+    blocks: Annotated[int, Meta(ge=1, le=10)] = 2
+    offset: Amount = 0.0
+    falls: bool = True
 
     @property
     def roles(self) -> frozenset[MetricRole]:
@@ -67,7 +73,7 @@ class SuddenChange(Detector[SuddenChangeState], frozen=True):
     def step(self, state: SuddenChangeState, observation: Observation) -> tuple[SuddenChangeState, Evidence]:
         if not observation.finite:
             return state, state.evidence
-        total, count = clipped(state.total + clipped(observation.value)), state.count + 1
+        total, count = clipped(state.total + clipped(observation.value + self.offset)), state.count + 1
         if count < state.size:
             return replace(state, total=total, count=count), state.evidence
         blocks, size = (*state.blocks, total / count), state.size
@@ -78,17 +84,19 @@ class SuddenChange(Detector[SuddenChangeState], frozen=True):
         return SuddenChangeState(blocks, size, evidence=evidence), evidence
 
     def _weigh(self, blocks: tuple[float, ...], size: int) -> Evidence:
-        before = sorted(blocks[-_RECENT - _REFERENCE : -_RECENT])
+        recent = self.blocks + _BETWEEN
+        before = sorted(blocks[-recent - _REFERENCE : -recent])
         if len(before) < _REFERENCE:
             return Evidence(Kind.STATISTIC, 0.0, None, f"{self.role}: too few values yet")
-        level, last = (before[4] + before[5]) / 2, blocks[-_LAST:]
+        level, last = (before[4] + before[5]) / 2, blocks[-self.blocks :]
         if before[0] <= 0 or before[-1] > _STEADY * before[0]:
             return Evidence(Kind.STATISTIC, 0.0, None, f"{self.role} was not steady before")
         ratio, fell = (max(last) / level, True) if max(last) < level else (min(last) / level, False)
         # The logarithm is rounded, as its last bits differ between machines.
-        change = round(abs(math.log(max(ratio, 1e-9))) / math.log(self.factor), 6) if fell or ratio > 1 else 0.0
+        counts = self.falls if fell else ratio > 1
+        change = round(abs(math.log(max(ratio, 1e-9))) / math.log(self.factor), 6) if counts else 0.0
         if change < 1:
             return Evidence(Kind.STATISTIC, change, None, f"{self.role} did not change by a factor of {self.factor:g}")
         verb = "fell" if fell else "rose"
-        note = f"{self.role} {verb} to {ratio:.2g} of its level within {_RECENT * size} values; please evaluate"
+        note = f"{self.role} {verb} to {ratio:.2g} of its level within {recent * size} values; please evaluate"
         return Evidence(Kind.STATISTIC, change, None, note)

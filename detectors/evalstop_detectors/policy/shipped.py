@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evalstop_detectors.observation import MetricRole
+from evalstop_detectors.observation import ROLES, MetricRole
 from evalstop_detectors.policy.codec import policy_from_document, policy_to_document
 from evalstop_detectors.policy.policy import Policy
 
@@ -16,10 +16,17 @@ _NOT_FINITE: list[dict[str, Any]] = [
     for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.LOSS, MetricRole.KL)
 ]
 
+# Shares near zero vary by large factors, and gradients spike: fewer truncated answers, and smaller ones, are no hint.
+_SENSITIVITY: dict[MetricRole, dict[str, Any]] = {
+    MetricRole.TRUNCATED: {"offset": 0.1, "falls": False},
+    MetricRole.GRADIENT_NORM: {"blocks": 5, "falls": False},
+}
+
 # They raise a suspicion, which asks for an eval, and never stop a run.
 _BESIDE_THE_SCORE: list[dict[str, Any]] = [
-    {"detector": "sudden_change", "id": f"sudden_change-{role}", "params": {"role": role}}
-    for role in (MetricRole.ENTROPY, MetricRole.LENGTH)
+    {"detector": "sudden_change", "id": f"sudden_change-{role}", "params": {"role": role, **_SENSITIVITY.get(role, {})}}
+    for role, traits in ROLES.items()
+    if traits.hints
 ]
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-2"}}

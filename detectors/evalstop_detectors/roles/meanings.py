@@ -88,13 +88,5 @@ def loss(pattern: str, reason: str = "the loss that is optimized", rank: int = 0
     return Meaning(pattern, MetricRole.LOSS, reason, rank)
 
 
-def entropy(pattern: str) -> Meaning:
-    return Meaning(pattern, MetricRole.ENTROPY, "the entropy of the policy")
-
-
-def length(pattern: str) -> Meaning:
-    return Meaning(pattern, MetricRole.LENGTH, "the mean length of the answers")
-
-
 def no_role(pattern: str, reason: str) -> Meaning:
     return Meaning(pattern, None, reason)

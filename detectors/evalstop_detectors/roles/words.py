@@ -25,18 +25,8 @@ import re
 from enum import StrEnum
 from itertools import pairwise
 
-from evalstop_detectors.roles.meanings import (
-    OBJECTIVE,
-    Meaning,
-    RoleOrigin,
-    entropy,
-    eval_error,
-    eval_score,
-    kl,
-    length,
-    loss,
-    proxy,
-)
+from evalstop_detectors.observation import ROLES, MetricRole
+from evalstop_detectors.roles.meanings import OBJECTIVE, Meaning, RoleOrigin, eval_error, eval_score, kl, loss, proxy
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _EDGE = re.compile(r"[^A-Za-z0-9]+")
@@ -178,6 +168,15 @@ PREFERRED = frozenset((*_KNOWN_F1.split(), "wer"))
 
 _NAMED_SO = "named so"
 
+# As TRL (PPO; GRPO, now and earlier), verl, OpenRLHF and NeMo-RL call them.
+_HINT_NAMES = {
+    MetricRole.ENTROPY: "entropy objective/entropy actor/entropy approx_entropy",
+    MetricRole.LENGTH: "completions/mean_length completion_length response_length/mean response_length"
+    " mean_gen_tokens_per_sample",
+    MetricRole.TRUNCATED: "completions/clipped_ratio response_length/clip_ratio truncation_rate",
+    MetricRole.GRADIENT_NORM: "grad_norm actor/grad_norm optim/grad_norm",
+}
+
 KNOWN_NAMES: dict[str, Meaning] = {
     meaning.pattern: meaning
     for meaning in (
@@ -188,10 +187,7 @@ KNOWN_NAMES: dict[str, Meaning] = {
         *(proxy(name, _NAMED_SO) for name in ("proxy", "reward/proxy", "rewards/proxy", "proxy_reward")),
         kl("kl", _NAMED_SO),
         kl("objective/kl", "KL to the initial policy, as TRL's PPO has it"),
-        # As TRL (PPO, GRPO), verl and NeMo-RL call it; below: TRL's GRPO, now and earlier, verl, OpenRLHF, NeMo-RL.
-        *map(entropy, ("entropy", "objective/entropy", "actor/entropy", "approx_entropy")),
-        *map(length, ("completions/mean_length", "completion_length", "response_length/mean", "response_length")),
-        length("mean_gen_tokens_per_sample"),
+        *(Meaning(name, role, ROLES[role].meaning) for role, names in _HINT_NAMES.items() for name in names.split()),
         proxy("reward", "the reward that is optimized, judging by its name", rank=1),
         proxy("objective/scores", "the score of the reward model, as TRL's PPO has it", rank=1),
         *(loss(name) for name in ("loss", "train_loss", "train_loss_epoch", "loss_epoch", "train_loss_step")),

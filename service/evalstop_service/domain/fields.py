@@ -80,10 +80,10 @@ class Body(BaseModel):
 class Role(Body):
     """The role a metric plays for a run."""
 
-    role: Literal["eval", "proxy", "kl", "loss", "entropy", "length"] = Field(
+    role: Literal["eval", "proxy", "kl", "loss", "entropy", "length", "truncated", "gradient_norm"] = Field(
         description="eval: what people care about, and what decides; proxy: what training maximizes in its place; kl: "
-        "the distance to the initial policy; loss: what training minimizes; entropy and length: those of the answers, "
-        "which may only raise a suspicion"
+        "the distance to the initial policy; loss: what training minimizes; entropy, length, truncated (the "
+        "share of truncated or malformed answers) and gradient_norm: these may only raise a suspicion"
     )
     direction: Literal["maximize", "minimize"] | None = Field(
         None,

@@ -64,6 +64,8 @@ GRPO_ROLES = {
     "loss": ("loss", MIN),
     "entropy": ("entropy", MAX),
     "completions/mean_length": ("length", MAX),
+    "completions/clipped_ratio": ("truncated", MAX),
+    "grad_norm": ("gradient_norm", MAX),
 }
 
 LOGS = {
@@ -104,6 +106,7 @@ LOGS = {
             "rewards/margins": ("proxy", MAX),
             "loss": ("loss", MIN),
             "entropy": ("entropy", MAX),
+            "grad_norm": ("gradient_norm", MAX),
             "eval_rewards/accuracies": ("eval", MAX),
         },
     ),
@@ -114,6 +117,7 @@ LOGS = {
             "actor/kl_loss": ("kl", MIN),
             "actor/pg_loss": ("loss", MIN),
             "actor/entropy": ("entropy", MAX),
+            "actor/grad_norm": ("gradient_norm", MAX),
             "response_length/mean": ("length", MAX),
             "val-core/openai/gsm8k/acc/mean@4": ("eval", MAX),
         },
@@ -125,6 +129,7 @@ LOGS = {
             "actor/reward_kl_penalty": ("kl", MIN),
             "actor/pg_loss": ("loss", MIN),
             "actor/entropy": ("entropy", MAX),
+            "actor/grad_norm": ("gradient_norm", MAX),
             "response_length/mean": ("length", MAX),
             "val-core/openai/gsm8k/acc/mean_at_4": ("eval", MAX),
         },
@@ -145,6 +150,7 @@ LOGS = {
             "train/reward": ("proxy", MAX),
             "train/kl_penalty": ("kl", MIN),
             "train/loss": ("loss", MIN),
+            "train/grad_norm": ("gradient_norm", MAX),
             "validation/accuracy": ("eval", MAX),
         },
     ),
@@ -154,11 +160,11 @@ LOGS = {
     ),
     "axolotl": (
         f"loss ppl {HOUSEKEEPING} memory/max_active memory/device_reserved eval_loss eval_ppl {EVAL_HOUSEKEEPING}",
-        {"loss": ("loss", MIN), "eval_loss": ("eval", MIN)},
+        {"loss": ("loss", MIN), "grad_norm": ("gradient_norm", MAX), "eval_loss": ("eval", MIN)},
     ),
     "transformers": (
         f"loss {HOUSEKEEPING} eval_loss eval_accuracy {EVAL_HOUSEKEEPING} train_runtime train_loss",
-        {"loss": ("loss", MIN), "eval_accuracy": ("eval", MAX)},
+        {"loss": ("loss", MIN), "grad_norm": ("gradient_norm", MAX), "eval_accuracy": ("eval", MAX)},
     ),
     "unknown trainer": (
         "gold kl proxy loss lr",

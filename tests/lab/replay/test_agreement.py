@@ -77,6 +77,8 @@ def test_minimized_metrics_change_their_sign_except_the_kl() -> None:
         ("learning_rate", 2.0),
         ("entropy", 2.0),
         ("length", 2.0),
+        ("truncated", 2.0),
+        ("gradient_norm", 2.0),
         ("kl", 2.0),
         ("loss", -2.0),
         ("proxy", -2.0),

@@ -33,7 +33,8 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     before = visitor.get(f"/runs/{run.id}").text
     assert "No metric is the eval score" in before
     assert "from its name" in before or "preset" in before
-    form = {"eval": HOSTILE_NAME, "proxy": "reward", "eval_lower": ["true", "true"], "csrf": read_csrf_token(visitor)}
+    form = {"eval": HOSTILE_NAME, "proxy": "reward", "eval_lower": ["true", "true"]}
+    form |= {"hint": ["entropy kl", "length ", "none reward"], "csrf": read_csrf_token(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     after = visitor.get(f"/runs/{run.id}").text
@@ -47,7 +48,9 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     assert stored.metrics == {
         HOSTILE_NAME: {"role": "eval", "direction": "minimize"},
         "reward": {"role": "proxy", "direction": "maximize"},
+        "kl": {"role": "entropy", "direction": "maximize"},
     }
+    assert '<option value="entropy kl" selected>' in after
     assert stored.raw_maximum is not None
     assert entry.actor == f"key {tenant.key.name}"
 

@@ -41,6 +41,7 @@ from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.pages.run_page.analysis import explain_raw_maximum
+from evalstop_service.web.pages.run_page.run_actions import HINTS
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -113,6 +114,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: _describe_role_source(run, metric),
+        hints=HINTS,
         # With a role but no value yet, too.
         choices=sorted({*run.metrics, *(item.metric for item, _ in metrics)})[:MOST_CHOICES],
         has_others=not charts.list_charted(run).keys() >= {item.metric for item, _ in metrics},

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
+from evalstop_detectors import ROLES
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
@@ -146,6 +147,9 @@ def remove_note(run_id: UUID, note_id: UUID, site: SiteOf, visitor: Operator) ->
     return forms.redirect_back(run_id, "")
 
 
+HINTS = {str(role): traits.meaning for role, traits in ROLES.items() if traits.hints}
+"""The roles that may only raise a suspicion: a form sends each as the role, a blank and the metric."""
+
 Metric = Annotated[str, Form(max_length=256)]
 LowerIsBetter = Annotated[bool, Form()]
 
@@ -159,8 +163,7 @@ def correct_roles(
     proxy: Metric = "",
     kl: Metric = "",
     loss: Metric = "",
-    entropy: Metric = "",
-    length: Metric = "",
+    hints: Annotated[list[Annotated[str, StringConstraints(max_length=300)]] | None, Form(alias="hint")] = None,
     eval_lower: LowerIsBetter = False,
     proxy_lower: LowerIsBetter = False,
 ) -> Response:
@@ -169,7 +172,9 @@ def correct_roles(
         raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
     roles = [("eval", metric, eval_lower) for metric in evals or ()]
     roles += [("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
-    roles += [("entropy", entropy, False), ("length", length, False)]
+    roles += [
+        (role, metric, False) for role, _, metric in (hint.partition(" ") for hint in hints or ()) if role in HINTS
+    ]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
         name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name
