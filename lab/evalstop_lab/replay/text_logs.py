@@ -164,7 +164,7 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
     """The validated header, and the rows."""
     numbered = NumberedLines(path, errors)
     rows = csv.reader(numbered, delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
-    first = True
+    header: list[str] = []
     while True:
         try:
             cells = next(rows, None)
@@ -173,8 +173,10 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
             continue
         if cells is None:
             return
-        if first:
-            first, cells = False, [cell.strip() for cell in cells]
+        if cells == header:
+            continue  # a trainer that started again appended to the file
+        if not header:
+            header, cells = cells, [cell.strip() for cell in cells]
             if cells.count("") > 1:
                 unnamed = ", ".join(str(number) for number, cell in enumerate(cells, 1) if not cell)
                 errors.add(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))

@@ -146,6 +146,14 @@ def test_row_appended_to_one_that_was_cut_off_is_read(
     assert "line 3: a row is cut off in this line; the one after it is read" in capsys.readouterr().err
 
 
+def test_header_that_is_written_again_is_no_row(tmp_path: Path) -> None:
+    """A trainer that started again appends to its CSV file, with the header."""
+    (tmp_path / "a.csv").write_text("step, val_f1\n1,0.1\n2,0.2\nstep, val_f1\n2,0.3\n3,0.4\n")
+    (run,) = read_runs([tmp_path / "a.csv"]).by_name.values()
+    assert run.settle() == 1
+    assert [(score.step, score.value) for score in run.scores()] == [(1, 0.1), (2, 0.3), (3, 0.4)]
+
+
 def test_last_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the appended log of a trainer that started again the last values stand, and one line counts them."""
     log = [*build_rows(eval_scores=[1.0] * 9), *build_rows()[1:], *build_rows()]
