@@ -116,7 +116,7 @@ def test_last_step_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_run_continues_from_the_checkpoint_of_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
+def test_run_continues_from_the_checkpoint_of_its_end_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM or SIGINT ends the process with 128 + its number; its checkpoint has all that the run depends on."""
     with start_training("--seed", "5", "--checkpoints", tmp_path) as process:
         assert process.stdout is not None
