@@ -121,7 +121,7 @@ def test_training_that_was_logged_twice_is_one_run(
         write_jsonl(tmp_path / seed / "history.jsonl", singles[:4])
     (tmp_path / "data.csv").write_text("prompt,answer\na,b\n")
     write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "b"}])
-    write_jsonl(tmp_path / "losses.jsonl", [{"step": 1, "grad_norm": 0.5}])
+    write_jsonl(tmp_path / "losses.jsonl", [{"step": 1, "num_tokens": 5}])
     assert list(read_runs([tmp_path]).by_name) == [str(tmp_path / seed) for seed in "ab"]
     table = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
     for row in (
