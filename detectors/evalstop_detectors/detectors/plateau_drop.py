@@ -161,41 +161,29 @@ class PlateauDrop(Detector[PlateauDropState], frozen=True):
         last_three = noise.recent[-3:]
         mean = add_up(last_three) / len(last_three)
         start, top = (mean, mean) if noise.seen <= 3 else (state.start, max(state.top, mean))
-        open_eval = state.open_eval + noise.recent[-1]
-        if not closes:
-            proxy_noise, open_proxy = _with_proxy_of_eval(state)
-            return replace(
-                state,
-                noise=noise,
-                proxy_noise=proxy_noise,
-                open_evals=state.open_evals + 1,
-                open_eval=open_eval,
-                open_proxy=open_proxy,
-                pending=0,
-                pending_proxy=0.0,
-                start=start,
-                top=top,
-                progress=done,
-            )
-        scores = (*state.scores, open_eval / state.size)
-        best = _earlier(state, len(scores))
-        falls = self.falls(scores, best, state, state.top, estimated) if noise.seen >= SOONEST else []
-        known_proxy = estimate(state.proxy_noise) if falls else _UNKNOWN
         proxy_noise, open_proxy = _with_proxy_of_eval(state)
-        closed = PlateauDropState(
+        after = replace(
+            state,
             noise=noise,
             proxy_noise=proxy_noise,
-            size=state.size,
-            scores=scores,
-            proxy=(*state.proxy, open_proxy / state.size),
-            steps=(*state.steps, observation.step),
-            best=best,
-            proxy_origin=state.proxy_origin,
+            open_evals=state.open_evals + 1,
+            open_eval=state.open_eval + noise.recent[-1],
+            open_proxy=open_proxy,
+            pending=0,
+            pending_proxy=0.0,
             start=start,
             top=top,
             progress=done,
-            planned_from=state.planned_from,
-            evidence=state.evidence,
+        )
+        if not closes:
+            return after
+        scores = (*state.scores, after.open_eval / state.size)
+        best = _earlier(state, len(scores))
+        falls = self.falls(scores, best, state, state.top, estimated) if noise.seen >= SOONEST else []
+        known_proxy = estimate(state.proxy_noise) if falls else _UNKNOWN
+        proxies, steps = (*state.proxy, open_proxy / state.size), (*state.steps, observation.step)
+        closed = replace(
+            after, scores=scores, proxy=proxies, steps=steps, best=best, open_evals=0, open_eval=0.0, open_proxy=0.0
         )
         evidence = weigh(
             closed, falls, max(state.top - start, LEAST_GAIN_SIGMAS * estimated.sd), estimated, known_proxy, progress
