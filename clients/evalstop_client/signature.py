@@ -45,7 +45,8 @@ def verify(
         raise SignatureError(
             f"It was signed {age}, and {tolerance_seconds:.0f} s are allowed: it may be a replay, or a clock is wrong."
         )
-    signed, presented = _signed_bytes(webhook_id, timestamp, body), signatures.split()[:MOST_SIGNATURES]
+    signed = f"{webhook_id}.{timestamp}.".encode(errors="surrogatepass") + body
+    presented = signatures.split()[:MOST_SIGNATURES]
     if not any(_has_match(secret, signed, presented) for secret in secrets):
         raise SignatureError("No signature matches a secret known here: compare the secret with the endpoint's.")
     return webhook_id
@@ -78,10 +79,6 @@ def _find_header(headers: Mapping[str, str], name: str) -> str:
     if not value:
         raise SignatureError(f"The header webhook-{name} is missing.")
     return value
-
-
-def _signed_bytes(webhook_id: str, timestamp: str, body: bytes) -> bytes:
-    return f"{webhook_id}.{timestamp}.".encode(errors="surrogatepass") + body
 
 
 def _signature(key: bytes, signed: bytes) -> str:

@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("command: give the job's command after --, as in: -- python train.py")
     secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     url, key = parse_service(options)
-    number = _parse_signal_number(options.checkpoint_signal)
+    asked = options.checkpoint_signal
+    number = None if asked is None else int(getattr(signal, f"SIG{parse_checkpoint_signal(asked).name}"))
     receiver_id = str(uuid.uuid4())
     environment = label_environment(_build_job_environment(options), receiver_id)
     forbid_tracing()
@@ -190,10 +191,6 @@ def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:
         report_seconds=options.report_seconds,
         poll_seconds=0.1,
     )
-
-
-def _parse_signal_number(name: str | None) -> int | None:
-    return None if name is None else int(getattr(signal, f"SIG{parse_checkpoint_signal(name).name}"))
 
 
 def _build_job_environment(options: argparse.Namespace) -> dict[str, str]:

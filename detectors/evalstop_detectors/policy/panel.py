@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Changes, Evidence
 from evalstop_detectors.observation import Columns, Observation, to_observations
-from evalstop_detectors.policy.policy import Member, Policy
+from evalstop_detectors.policy.policy import Policy
 
 Calls = tuple[int | None, ...]
 """For each member of `Policy.panel` the first step at which its evidence called for a stop."""
@@ -56,7 +56,8 @@ def step_observers(policy: Policy, panel: PanelState, observation: Observation) 
         try:
             states[index], latest = detector_step(before, observation)
         except Exception as error:
-            states[index], latest = None, _describe_failure(policy.observers[index], error)
+            note = f"failed, and sees nothing more: {error!r:.200}"
+            states[index], latest = None, Evidence(policy.observers[index].detector.kind, 0.0, None, note)
         if latest is not evidence[index]:
             evidence[index] = latest
             calls = add_calls(policy, calls, len(policy.members) + index, [(observation.order, latest)])
@@ -88,7 +89,3 @@ def add_calls(policy: Policy, calls: Calls, place: int, changes: Changes) -> Cal
         return calls
     step = next((at for (at, _), item in changes if item.reaches(level)), None)
     return calls if step is None else (*calls[:place], step, *calls[place + 1 :])
-
-
-def _describe_failure(observer: Member, error: Exception) -> Evidence:
-    return Evidence(observer.detector.kind, 0.0, None, f"failed, and sees nothing more: {error!r:.200}")
