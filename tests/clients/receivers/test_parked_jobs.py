@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evalstop_client.receivers import Gone, Job, Parked, Present
+from evalstop_client.receivers.stop.idle_returns import IdleReturns
 
 from tests.clients.fake_service import FakeService
 from tests.clients.programs import wait_until
@@ -98,3 +99,42 @@ def test_park_continues_after_a_restart(listener: ListeningReceiver, service: Fa
     assert wait_until(lambda: service.reports)[-1][1]["state"] in ("failed", "parked")
     assert restarted.wait_idle(20)
     assert (service.reports[-1][1]["state"], listener.scheduler.calls) == ("parked", ["park"])
+
+
+def test_parked_job_runs_while_nobody_waits(listener: ListeningReceiver, service: FakeService) -> None:
+    """It is let run, set aside once others wait, and stays so after as many times as allowed, also after a restart."""
+    park(listener, service)
+    look(listener, others_wait=True)
+    assert listener.scheduler.calls == ["park"]
+    look(listener, others_wait=False)
+    listener.scheduler.gone = False  # it runs again
+    look(listener, others_wait=False)
+    assert listener.scheduler.calls == ["park", "resume"]
+    look(listener, others_wait=True)
+    listener.receiver = listener.make_next_receiver()
+    look(listener, others_wait=False)
+    assert listener.scheduler.calls == ["park", "resume", "park"]
+    assert [report["state"] for _, report in service.reports] == ["parked"]
+
+
+def test_job_that_a_person_resumed_is_not_set_aside(listener: ListeningReceiver, service: FakeService) -> None:
+    """Once the decision is taken back the job is like any other, whoever waits."""
+    park(listener, service)
+    look(listener, others_wait=False)
+    listener.scheduler.gone = False
+    post_event(listener.url, make_event("run.resume_requested", {}), webhook_id="msg_2")
+    look(listener, others_wait=True)
+    assert listener.scheduler.calls == ["park", "resume", "resume"]
+
+
+def park(listener: ListeningReceiver, service: FakeService) -> None:
+    """Have the job parked, and that reported."""
+    listener.scheduler.ends_on = "park"
+    post_event(listener.url, PARK)
+    wait_until(lambda: service.reports)
+    assert listener.receiver.wait_idle(20)
+
+
+def look(listener: ListeningReceiver, others_wait: bool) -> None:
+    """One look at the parked jobs, each of which may be set aside once."""
+    IdleReturns(listener.receiver, lambda job, parked: others_wait, most=1).look()

@@ -37,20 +37,21 @@ class Programs:
 
     def jobs(self, job_id: str) -> list[Record]:
         """The records of this id and of its other components, from squeue; for some minutes also of ended jobs."""
-        command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]
-        result = self._run_command(*command)
-        if result.exit_code != 0:
-            if UNKNOWN in result.errors:
-                return []
-            raise SchedulerUnavailable(f"squeue: {result.last_line}")
-        return [parse_squeue(line) for line in result.output.splitlines() if line.strip()]
+        lines = self._list_lines("squeue", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}")
+        return list(map(parse_squeue, lines))
+
+    def waiting_jobs(self) -> list[Record]:
+        """The pending jobs of all users whose jobs Slurm shows to this one."""
+        return list(map(parse_squeue, self._list_lines("squeue", "--states=PENDING", f"--Format={SQUEUE_FORMAT}")))
+
+    def node_partitions(self) -> list[tuple[str, str]]:
+        """Each node with each of its partitions."""
+        lines = self._list_lines("sinfo", "--Node", "--format=%N %R")
+        return [(node, partition) for node, _, partition in (line.partition(" ") for line in lines)]
 
     def steps(self, job: str) -> list[str]:
         """The steps of a job that have not ended, such as `7.0`."""
-        result = self._run_command("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i")
-        if result.exit_code != 0 and UNKNOWN not in result.errors:
-            raise SchedulerUnavailable(f"squeue: {result.last_line}")
-        return [line.strip() for line in result.output.splitlines()]
+        return [line.strip() for line in self._list_lines("squeue", "--steps", f"--jobs={job}", "--format=%i")]
 
     def past(self, job_id: str) -> list[Record]:
         """The same from sacct, also of other tasks; empty if accounting is not stored."""
@@ -101,6 +102,13 @@ class Programs:
 
     def comment(self, job: str, text: str) -> None:
         self._run_scontrol("update", f"JobId={job}", f"Comment={text}")
+
+    def _list_lines(self, *command: str) -> list[str]:
+        """The lines that a command prints; none if it does not know the job."""
+        result = self._run_command(*command, "--noheader")
+        if result.exit_code != 0 and UNKNOWN not in result.errors:
+            raise SchedulerUnavailable(f"{command[0]}: {result.last_line}")
+        return [line for line in result.output.splitlines() if line.strip() and result.exit_code == 0]
 
     def _cancel_job(self, job: str, user: str, *options: str) -> None:
         # --user: no effect if the id meanwhile belongs to another user's job

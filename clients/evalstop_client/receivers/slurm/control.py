@@ -14,7 +14,7 @@ import getpass
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,9 @@ JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 POLL_SECONDS = 0.5
 HELD_SECONDS = 120.0
 """How long a requeued job may take to become held: Slurm's KillWait and the epilog of its nodes."""
+
+FOR_RESOURCES = frozenset({"", "Priority", "Resources"})
+"""Reasons of pending jobs that GPUs would help, unlike held ones, those with dependencies and those at a limit."""
 
 CLEANING_UP = "temporarily unavailable"
 """Slurm's error while the last run of a requeued job is cleaned up."""
@@ -97,7 +100,8 @@ class SlurmJobControl:
         record = records[0]
         self._check_record(record, labels)
         restarts = labels.get("slurm_restart_count", "")
-        if restarts.isdecimal() and record.restarts > int(restarts) and not self._is_parked(record):
+        was_requeued = restarts.isdecimal() and record.restarts > int(restarts)
+        if was_requeued and not (request.was_parked or self._is_parked(record)):
             raise RequestRefused(
                 f"job {record.name} was requeued since its run was judged: it is at restart {record.restarts}, and the "
                 f"run was in restart {restarts}; it is not ended for that"
@@ -181,7 +185,8 @@ class SlurmJobControl:
         alive = [record for record in records if record.state not in ENDED]
         before = int(job.facts.get("restarts", "0"))
         again = all(record.restarts > before and record.state != "COMPLETING" for record in alive)
-        return Present(alive[0].state, again and not self._is_parked(records[0]))
+        runs = any(record.state not in WAITING | {"COMPLETING"} for record in alive)
+        return Present(alive[0].state, again and not self._is_parked(records[0]), runs)
 
     def _is_parked(self, record: Record) -> bool:
         return record.is_held or record.partition == self._park_partition
@@ -218,6 +223,19 @@ class SlurmJobControl:
                 self._cluster.release(job.id)
         else:
             self._move_to_partition(job, own_partition)
+
+    def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
+        """Whether a pending job waits for resources, in a partition that shares a node with the job's own."""
+        assert isinstance(self._cluster, Programs)  # slurmrestd cannot park jobs
+        own, places = job.facts["partition"].split(","), self._cluster.node_partitions()
+        nodes = {node for node, partition in places if partition in own}
+        partitions, known = {partition for node, partition in places if node in nodes}, {job.id for job in parked}
+        return any(
+            record.reason in FOR_RESOURCES
+            and record.name not in known
+            and partitions & set(record.partition.split(","))
+            for record in self._cluster.waiting_jobs()
+        )
 
     def _move_to_partition(self, job: Job, partition: str) -> None:
         """Requeue the job into another partition; it is held first, since only a held job stays queued while it is
@@ -305,6 +323,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="preemptible low-priority partition into which parked jobs are requeued (default: requeued and held)",
     )
+    add(
+        "--return-idle",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often a held parked job may run while nobody waits (default: 0, never)",
+    )
     add("--rest", metavar="URL", help="use slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
     add("--cluster", metavar="NAME", help="the cluster's name, required with --rest")
     add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: from the token)")
@@ -320,6 +345,8 @@ def run(options: argparse.Namespace) -> int:
     signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
     if options.rest and options.park_partition:
         raise ConfigurationError("park-partition: slurmrestd can only cancel.")
+    if options.return_idle and (options.rest or options.park_partition):
+        raise ConfigurationError("return-idle: it is for jobs that are held, with Slurm's commands.")
     if options.rest and signal is not None and signal.where != "full":
         raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal the whole job; write @full.")
     action = SlurmJobControl(
@@ -329,7 +356,7 @@ def run(options: argparse.Namespace) -> int:
         default_signal=signal,
         park_partition=options.park_partition,
     )
-    return run_receiver(action, options, "slurm")
+    return run_receiver(action, options, "slurm", action.others_wait)
 
 
 def _find_user() -> str:

@@ -19,7 +19,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -305,7 +305,8 @@ class StopExecution:
         if job is None:
             # Other runs of the job go on: only who can end a part of it may act.
             may_act = self._request.ends in ("job", job_control.part)
-            found = job_control.find_job(self._request) if may_act else ForeignJob()
+            request = replace(self._request, was_parked=self._stop.was_parked)
+            found = job_control.find_job(request) if may_act else ForeignJob()
             return machine.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
         match action:
             case JobAction.REQUEST_CHECKPOINT:

@@ -30,6 +30,7 @@ class StopRequest:
     reason: str
     best_checkpoint: Mapping[str, Any] | None
     event: Mapping[str, Any] = field(repr=False)
+    was_parked: bool = False  # the job to be stopped; it may have been started again since its run was judged
 
     @property
     def parks(self) -> bool:
@@ -65,10 +66,12 @@ class Present:
     """The job holds resources or may get some; `state` is the scheduler's term.
 
     `again`: it was started again, or waits to be, since the stop found it: whatever was asked of it must be repeated.
+    `runs`: not known to be waiting, or ending.
     """
 
     state: str
     again: bool = False
+    runs: bool = True
 
 
 @dataclass(frozen=True)

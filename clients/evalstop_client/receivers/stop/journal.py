@@ -100,6 +100,17 @@ class Journal:
             unfinished = [entry for entry in self._stops.values() if entry.stop.phase is not Phase.DONE]
         return sorted(unfinished, key=lambda entry: entry.stop.started_at)
 
+    def list_parked(self) -> list[JournalEntry]:
+        """The stops that have parked their jobs and were not taken back."""
+        with self._lock:
+            return [entry for entry in self._stops.values() if entry.stop.is_parked]
+
+    def count_idle_return(self, decision_id: str) -> None:
+        """Record that a parked job ran while nobody waited, and is set aside again."""
+        with self._lock:
+            entry = self._stops[decision_id]
+            self._store_entry(replace(entry, stop=replace(entry.stop, idle_returns=entry.stop.idle_returns + 1)))
+
     def delete_finished(self, before: float) -> None:
         """Delete the entries of finished stops that started before this time."""
         with self._lock:

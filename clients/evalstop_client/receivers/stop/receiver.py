@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient, start_key_check
+from evalstop_client.receivers.stop.idle_returns import IdleReturns, OthersWait
 from evalstop_client.receivers.stop.job_control import JobControl
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_tracing
@@ -100,8 +101,13 @@ SHUTDOWN_SECONDS = 20.0
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 
-def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler: str) -> int:
-    """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start."""
+def run_receiver(
+    job_control: JobControl, options: argparse.Namespace, scheduler: str, others_wait: OthersWait | None = None
+) -> int:
+    """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start.
+
+    `others_wait`: lets parked jobs run while nobody waits, as often as --return-idle says; None: they stay parked.
+    """
     forbid_tracing()
     url, key = parse_service(options)
     secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
@@ -113,6 +119,9 @@ def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler
     server = listen(address, options) if address else None
     receiver = start_receiver(job_control, journal, parse_timeouts(options), (url, key), secrets, server)
     puller = Puller(url, key, options.pull, receiver) if options.pull and url is not None else None
+    if others_wait is not None and options.return_idle > 0:
+        returns = IdleReturns(receiver, others_wait, options.return_idle)
+        threading.Thread(target=returns.run, name="idle returns", daemon=True).start()
     if puller is not None:
         puller.start()
         logger.info("fetching events from %s", url)

@@ -183,8 +183,14 @@ class Stop:
     is_ours: bool = True
     parks: bool = False
     was_parked: bool = False  # the job to be stopped; a check may report it as gone, although it can be resumed
+    idle_returns: int = 0  # how often the parked job ran while nobody waited, and was set aside again
     resumed_at: float | None = None
     taken_back_at: float | None = None  # when the job may already have been cancelled
+
+    @property
+    def is_parked(self) -> bool:
+        has_parked = self.phase is Phase.DONE and self.report is not None and self.report.state == "parked"
+        return has_parked and self.resumed_at is None and self.taken_back_at is None
 
 
 def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:

@@ -57,6 +57,8 @@ class Receiver:
     def __init__(self, context: ReceiverContext, secrets: Callable[[], Sequence[str]]) -> None:
         self.context = context
         self._secrets = secrets
+        self.resuming = threading.Lock()
+        """Held while a parked job is resumed, or let run or set aside without the service."""
         self._changed = threading.Condition()
         self._executions: dict[str, StopExecution] = {}
         self._has_stopped_a_job = False
@@ -189,10 +191,11 @@ class Receiver:
             return IN_PROGRESS
         job = None if entry is None else entry.stop.job
         try:
-            if job is not None:
-                self.context.job_control.resume_job(job)
-            if not self.context.journal.record_resume(request, self.context.clock()):
-                return IN_PROGRESS
+            with self.resuming:
+                if job is not None:
+                    self.context.job_control.resume_job(job)
+                if not self.context.journal.record_resume(request, self.context.clock()):
+                    return IN_PROGRESS
         except RequestRefused as error:
             return Reply(422, {"error": error.detail or str(error)})
         except (SchedulerUnavailable, OSError) as error:

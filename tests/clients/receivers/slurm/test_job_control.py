@@ -103,7 +103,7 @@ def test_completing_job_is_not_gone(launcher: SlurmLauncher) -> None:
     launcher.jobs.append(waiting)
     job = started.find()
     started.cancel(job)
-    assert started.job_control.check_job(job) == Present("COMPLETING")
+    assert started.job_control.check_job(job) == Present("COMPLETING", runs=False)
     assert launcher.cluster.get_job_state(waiting) == "PENDING"
     wait_until_gone(started.job_control, job)
     wait_until(lambda: launcher.cluster.get_job_state(waiting) in ("RUNNING", "COMPLETED"))
@@ -168,7 +168,7 @@ def test_requeue_during_a_stop_does_not_end_the_job(launcher: SlurmLauncher) -> 
     started = launcher.start_script("", "--gres=gpu:1", "--requeue")
     job = started.find()
     launcher.cluster.run_command("scontrol", "requeue", job.id)
-    wait_until(lambda: started.job_control.check_job(job) == Present("PENDING", again=True))
+    wait_until(lambda: started.job_control.check_job(job) == Present("PENDING", again=True, runs=False))
     with pytest.raises(RequestRefused, match="was requeued since its run was judged"):
         started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
     started.cancel(job)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import Present
+from evalstop_client.receivers import Job, Present, Receiver
 from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.idle_returns import IdleReturns
+from evalstop_client.receivers.stop.journal import Journal
+from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import make_stop_request, wait_until_gone, wait_until_parked
@@ -51,6 +58,52 @@ def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
     assert launcher.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
+
+
+@pytest.mark.nightly
+def test_held_job_runs_while_nobody_waits(launcher: SlurmLauncher) -> None:
+    """A held job stays held while others wait, runs when nobody does, and is held again, as often as it may."""
+    started = launcher.start_script("", "--gres=gpu:2")
+    job, request = started.find(), make_stop_request(started.labels)
+    started.job_control.park_job(job, request)
+    wait_until_parked(started.job_control, job)
+    journal = Journal(None)
+    journal.record_stop(request, Stop(0.0, Phase.DONE, job=job, parks=True, report=Report("parked", "")))
+    unused = ReportClient(None, None, "receiver")
+    context = ReceiverContext(started.job_control, journal, lambda: unused, StopTimeouts(), Metrics())
+    returns = IdleReturns(Receiver(context, list), launcher.job_control().others_wait, most=1)
+
+    def look_until(condition: Callable[[], bool]) -> None:
+        def look() -> bool:
+            returns.look()
+            return condition()
+
+        wait_until(look)
+
+    def submit_waiting() -> str:
+        launcher.jobs.append(launcher.cluster.submit_job("sleep 90", "--output=/dev/null", "--gres=gpu:2"))
+        return launcher.jobs[-1]
+
+    first, second = submit_waiting(), submit_waiting()
+    wait_until(lambda: launcher.job_control().others_wait(job, [job]))
+    returns.look()
+    wait_until_parked(started.job_control, job)
+    launcher.cluster.run_command("scancel", first, second)
+    look_until(lambda: isinstance(started.job_control.check_parked(job), Present))
+    launcher.cluster.start_requeued_job(job.id)
+    look_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
+    with pytest.raises(RequestRefused, match="requeued since"):
+        started.job_control.find_job(request)
+    again = started.job_control.find_job(replace(request, was_parked=True))
+    assert isinstance(again, Job), "a stop of the run finds its job, although it was started again"
+    third = submit_waiting()
+    look_until(lambda: launcher.cluster.get_job_state(third) == "RUNNING")
+    wait_until_parked(started.job_control, job)
+    launcher.cluster.run_command("scancel", third)
+    wait_until(lambda: launcher.cluster.get_job_state(third) == "CANCELLED")
+    assert [entry.stop.idle_returns for entry in journal.list_parked()] == [1]
+    returns.look()
+    wait_until_parked(started.job_control, job)
 
 
 class UnreliableCluster(Programs):

@@ -50,6 +50,27 @@ def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path
     print(f"{(freed - decided).total_seconds():.2f} s from the decision to the freed GPUs")
 
 
+def test_held_run_recovers_while_nobody_waits(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """A held run is let run when nobody waits, is resumed by its own evals, and goes on without another start."""
+    with running_service(tmp_path / "service") as service, deploy(cluster, service, tmp_path) as deployment:
+        deployment.start_listening_receiver("receiver", "--return-idle", "1")
+        folder = tmp_path / "suspect"
+        folder.mkdir()
+        script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
+        suspect = deployment.submit_script("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
+        wait_until(lambda: deployment.find_run(suspect), STOP_SECONDS)
+        waiting = deployment.submit_script("waiting", "sleep 2", gpus=2)
+        parked = wait_for_status(deployment, suspect, "parked")
+        wait_until(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
+        wait_until(lambda: "may run while nobody waits" in deployment.read_log("receiver"), STOP_SECONDS)
+        cluster.start_requeued_job(suspect.id)
+        wait_for_status(deployment, suspect, "completed")
+        history = deployment.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
+    assert [change["state"] for change in history][-2:] == ["parked", "undone"]
+    assert history[-1]["actor"] == "policy reversible version 1"
+    assert (folder / "output").read_text().count("resumed at step") == 1
+
+
 def read_state_and_partition(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
     """The state of a job, and its partition."""
     return tuple(cluster.run_command("squeue", "--noheader", "--format=%T %P", f"--jobs={job.id}").split())
