@@ -19,8 +19,9 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.stopbench.libraries import LIBRARIES
 
-# non_finite watches faults that the run doesn't have; river's detectors are listed with those of other libraries.
-_NOT_RUN = frozenset({"non_finite", "river_drift"})
+# non_finite watches faults that the run doesn't have, and sudden_change no evals; river's detectors are listed with
+# those of other libraries.
+_NOT_RUN = frozenset({"non_finite", "river_drift", "sudden_change"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -351,6 +351,7 @@ def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: Out
         "proxy": "reward",
         "kl": "kl",
         "loss": "loss",
+        "gradient_norm": "grad_norm",
     }
     assert run["series"]["eval_accuracy"] == [(0, 0.5), (1, 0.9), (2, 0.8), (3, 0.7), (4, 0.6)]
     assert run["series"]["loss"] == [(0, "Infinity")]
