@@ -32,7 +32,9 @@ def read_healthy_runs(args: argparse.Namespace) -> list[Run]:
     infer_early_stopping(runs)
     complete = [run for run in runs if not explain_early_end(run)]
     if ended_early := len(runs) - len(complete):
-        sys.stderr.write(f"evalstop-lab: left out {ended_early:,} runs that ended early\n")
+        sys.stderr.write(
+            f"evalstop-lab: left out {ended_early:,} {'run' if ended_early == 1 else 'runs'} that ended early\n"
+        )
     return complete
 
 

@@ -78,8 +78,8 @@ def describe_guesses(runs: Sequence[Run]) -> str:
     names = sorted({run.roles.eval_name for run in runs})
     metrics = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
     return (
-        f"{len(runs):,} runs are judged on a guess ({metrics}): the service would stop them only after you confirm, as"
-        " --confirm does here; --eval COLUMN names the eval"
+        f"{len(runs):,} {'run is' if len(runs) == 1 else 'runs are'} judged on a guess ({metrics}): the service would"
+        " stop them only after you confirm, as --confirm does here; --eval COLUMN names the eval"
     )
 
 

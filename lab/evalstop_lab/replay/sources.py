@@ -154,15 +154,16 @@ def read_settled_runs(
     runs = read_runs(sources, get_requested_roles(args), errors)
     if replaced := runs.settle():
         sys.stderr.write(
-            f"evalstop-lab: {replaced:,} values were logged again at the same step, with other values, as by a trainer"
-            " that started again; the last stands\n"
+            f"evalstop-lab: {replaced:,} {'value was' if replaced == 1 else 'values were'} logged again at the same"
+            " step, with other values, as by a trainer that started again; the last stands\n"
         )
     for run in runs.by_name.values():
         run.total_steps = run.total_steps or args.total_steps
         if getattr(args, "confirm", False):
             run.roles = replace(run.roles, guessed=frozenset())
     for name, count in Counter(run.roles.eval_name for run in runs.by_name.values() if run.roles.combined).items():
-        sys.stderr.write(f"evalstop-lab: {count:,} runs are judged by {name}; --eval COLUMN names one\n")
+        what = "run is" if count == 1 else "runs are"
+        sys.stderr.write(f"evalstop-lab: {count:,} {what} judged by {name}; --eval COLUMN names one\n")
     return list(runs.by_name.values())
 
 

@@ -150,7 +150,7 @@ def test_guessed_evals_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureF
     assert [item["stopped"] for report in reports for item in report["policies"]] == [0, 1]
     assert main(["backtest", str(file), "--html", page_file]) == 0
     printed = capsys.readouterr().out
-    assert "1 runs are judged on a guess (eval_set_a_accuracy): the service would stop them only after you" in printed
+    assert "1 run is judged on a guess (eval_set_a_accuracy): the service would stop them only after you" in printed
 
 
 def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

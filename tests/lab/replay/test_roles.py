@@ -111,7 +111,7 @@ def test_several_eval_sets_are_judged_by_their_mean(
     assert not both.is_guessed
     assert [result["verdict"] for result in replay(file)] == ["stop", "stop"]
     assert main(["replay", str(file)]) == 0
-    assert "1 runs are judged by the mean of eval_a_loss, eval_b_loss" in capsys.readouterr().err
+    assert "1 run is judged by the mean of eval_a_loss, eval_b_loss" in capsys.readouterr().err
     assert main(["roles", str(file), "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["roles"].keys() == {"eval_a_loss", "eval_b_loss"}
