@@ -231,8 +231,10 @@ class Collapse(Detector[CollapseState], frozen=True):
         evidence = _QUIET
         if fall is not None:
             evidence = self._weigh(fall, noise.recent[-self.k :])
-        elif high < 0 and -high >= _FELL_FIRST * (high - low):
-            evidence = _weigh_first(noise.seen - 1, first_step, self.k)
+        elif noise.seen >= self.k and high < 0 and -high >= _FELL_FIRST * (high - low):
+            later = noise.seen - 1
+            note = f"the first eval is the best, and all {later} later ones are far below it"
+            evidence = Evidence(Kind.STATISTIC, min(later / self.k, _UNCONFIRMED), first_step, note)
         course = state.course.add_eval()
         return CollapseState(noise, start, top, steps, first_step, (low, high), course, fall, evidence)
 
@@ -294,14 +296,6 @@ class Collapse(Detector[CollapseState], frozen=True):
         """Whether the last evals are those of a dead model: a constant, or not far above the start."""
         is_constant = max(last) - min(last) <= _QUIET_SHARE * fall.moved
         return is_constant or add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)
-
-
-def _weigh_first(later: int, first_step: int, k: int) -> Evidence:
-    """The evidence of so many evals that all lie far below the first one."""
-    if later < k - 1:
-        return _QUIET
-    note = f"the first eval is the best, and all {later} later ones are far below it"
-    return Evidence(Kind.STATISTIC, min(later / k, _UNCONFIRMED), first_step, note)
 
 
 def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:

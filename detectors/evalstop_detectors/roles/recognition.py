@@ -16,78 +16,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.observation import ROLES, MetricRole
-from evalstop_detectors.roles.meanings import (
-    LAST_UPDATE,
-    SAMPLER,
-    STILL_PROXY,
-    SUBTRACTED,
-    Meaning,
-    RoleOrigin,
-    Trainer,
-    eval_error,
-    eval_score,
-    kl,
-    no_role,
-    proxy,
-)
+from evalstop_detectors.roles.meanings import Meaning, RoleOrigin, Trainer
 from evalstop_detectors.roles.params import Direction, find_declared_eval
 from evalstop_detectors.roles.trainers import REINFORCEMENT, SUPERVISED
-from evalstop_detectors.roles.words import KNOWN_HELD_OUT, KNOWN_NAMES, PREFERRED, Reading, read_words, split_words
-
-_GUESSED = RoleOrigin.GUESSED
-
-GUESSES = (
-    no_role("*rlhf_reward*", SUBTRACTED),
-    no_role("*non_score_reward*", "the KL penalty itself"),
-    *(no_role(f"*{name}*", LAST_UPDATE) for name in ("ppo_kl", "approx_kl", "approxkl", "policykl", "old_kl")),
-    *(no_role(f"*{name}*", SAMPLER) for name in ("vllm_kl", "gen_kl", "kl_error", "js_divergence", "rollout_corr/")),
-    *(no_role(f"*{name}*", "a coefficient") for name in ("kl_coef", "kl_ctl", "kl_beta")),
-    *(
-        proxy(name, "the reward that is optimized, judging by its name", rank=1, origin=_GUESSED)
-        for name in ("reward/mean", "rewards/mean", "reward_mean", "mean_reward", "score/mean")
-    ),
-    *(
-        no_role(f"rewards/*{name}", "a statistic of rewards")
-        for name in ("chosen", "rejected", "accuracies", "/std", "/max", "/min")
-    ),
-    proxy("rewards/*", "one of the rewards, judging by its name", rank=2, origin=_GUESSED),
-    proxy("eval_reward", STILL_PROXY, rank=2, origin=_GUESSED),
-    no_role("eval_reward[s_/]*", STILL_PROXY),
-    eval_score("pass@*", "the share of solved problems, judging by its name", origin=_GUESSED),
-    *(kl(name, "named so", origin=_GUESSED) for name in ("kl/mean", "mean_kl", "kl_to_ref", "ref_kl", "kl_ref")),
+from evalstop_detectors.roles.words import (
+    GUESSES,
+    KNOWN_HELD_OUT,
+    KNOWN_NAMES,
+    PREFERRED,
+    UNKNOWN,
+    Reading,
+    guess_held_out,
+    read_words,
+    split_words,
 )
-"""Patterns for whole names in lower case, as in the tables of trainers."""
-
-_OF_THE_UPDATE = frozenset(
-    ("policy", "pg", "ppo", "grpo", "actor", "critic", "value", "vf", "update", "aux", "entropy", "kl")
-)
-
-_CAUTION = (
-    "{metric} is taken as the eval score, higher is better, because it is held out; it is unknown whether it is a"
-    " score. Give the run's metrics a role if it is not."
-)
-_ERROR = eval_error("", "an error on held-out data, judging by its name", rank=1, origin=_GUESSED)
-_LOSS = eval_error("", "a loss on held-out data, judging by its name", rank=2, origin=_GUESSED)
-_SCORE = eval_score("", "a score on held-out data, judging by its name", origin=_GUESSED)
-_UNKNOWN = eval_score("", "held-out, judging by its name", rank=4, caution=_CAUTION, origin=_GUESSED)
-_UPDATE = no_role("", "the loss of an update: its level means nothing")
-_BOOKKEEPING = no_role("", "not a quality of the model, judging by its name")
-
-
-def guess_held_out(quantity: str) -> Meaning:
-    """The meaning of a metric on held-out data, by the words of its name without the prefix."""
-    name_words = set(split_words(quantity))
-    match read_words(quantity):
-        case Reading.OTHER:
-            return _BOOKKEEPING
-        case Reading.ERROR if "loss" in name_words:
-            return _UPDATE if name_words & _OF_THE_UPDATE else _LOSS
-        case Reading.ERROR:
-            return _ERROR
-        case Reading.SCORE:
-            return _SCORE
-    return _UNKNOWN
-
 
 TRAINERS = (*REINFORCEMENT, *SUPERVISED)
 """Trainers whose marks are present, in this order: those that build on others come after them."""
@@ -105,7 +47,7 @@ NO_EVAL = (
 _TEST = ("test/", "test_")
 _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_", "dev/", "dev_", *_TEST)
 
-_BEHIND_GUESSES = _UNKNOWN.rank + 1
+_BEHIND_GUESSES = UNKNOWN.rank + 1
 _BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
 
@@ -153,7 +95,7 @@ class Candidate(Struct, frozen=True):
         is_preferred = not PREFERRED.isdisjoint([meaning.pattern, *split_words(self.kind)])
         # Any WER before the CER; all data together before one set of them.
         preference = (not is_preferred, "wer" not in split_words(meaning.pattern), bool(self.kind))
-        return meaning.origin is _GUESSED, meaning.rank, self.place, preference, self.metric
+        return meaning.origin is RoleOrigin.GUESSED, meaning.rank, self.place, preference, self.metric
 
 
 FIRST_EVALS = 5
@@ -231,7 +173,11 @@ def recognize_roles(
             warnings.append(best.meaning.caution.format(metric=names_chosen))
         if role is MetricRole.EVAL and best.meaning.origin is RoleOrigin.RECOGNIZED and best.meaning.minimize:
             # A loss may rise while the score that people care about still gets better.
-            guessed = (item.metric for item in others if item.meaning.origin is _GUESSED and not item.meaning.minimize)
+            guessed = (
+                item.metric
+                for item in others
+                if item.meaning.origin is RoleOrigin.GUESSED and not item.meaning.minimize
+            )
             score = next((name for name in guessed if name not in constant), None)
             warnings += [PASSED_OVER.format(score=score, watched=names_chosen)] if score else []
         for other in (other for other in others if other.metric not in roles):
@@ -338,7 +284,7 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
     known = KNOWN_HELD_OUT.get(quantity)
     meaning = known or guess_held_out(written)
     if prefix in _TEST:  # choosing by the test data is for a person to confirm, and any other held-out data come first
-        meaning = replace(meaning, rank=meaning.rank + _BEHIND_GUESSES, origin=_GUESSED)
+        meaning = replace(meaning, rank=meaning.rank + _BEHIND_GUESSES, origin=RoleOrigin.GUESSED)
     if known:
         return Candidate(name, meaning, rank, kind)
     return Candidate(name, meaning, rank + 1, kind or _find_known_part(prefix, quantity))
@@ -382,7 +328,7 @@ def _doubt_loss(candidate: Candidate) -> Candidate:
     """A generically named loss beside a reward is only a guess: there, `val_loss` may be that of an update."""
     if candidate.meaning not in _ANYONES_LOSSES:
         return candidate
-    return replace(candidate, meaning=replace(candidate.meaning, origin=_GUESSED))
+    return replace(candidate, meaning=replace(candidate.meaning, origin=RoleOrigin.GUESSED))
 
 
 _ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in meaning.pattern]

@@ -26,7 +26,23 @@ from enum import StrEnum
 from itertools import pairwise
 
 from evalstop_detectors.observation import ROLES, MetricRole
-from evalstop_detectors.roles.meanings import OBJECTIVE, Meaning, RoleOrigin, eval_error, eval_score, kl, loss, proxy
+from evalstop_detectors.roles.meanings import (
+    LAST_UPDATE,
+    OBJECTIVE,
+    SAMPLER,
+    STILL_PROXY,
+    SUBTRACTED,
+    Meaning,
+    RoleOrigin,
+    eval_error,
+    eval_score,
+    kl,
+    loss,
+    no_role,
+    proxy,
+)
+
+_GUESSED = RoleOrigin.GUESSED
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _EDGE = re.compile(r"[^A-Za-z0-9]+")
@@ -154,19 +170,19 @@ _KNOWN_SCORES = (
     "accuracy acc acc_mean top1 top5 auc fbeta_score precision recall exact_match mean_iou r2_score map"
     " binary_accuracy categorical_accuracy sparse_categorical_accuracy top_k_categorical_accuracy"
     " sparse_top_k_categorical_accuracy cosine_similarity pearson_correlation concordance_correlation"
-    " rouge1 rouge2 rougel rougelsum bleu matthews_correlation pearson spearmanr mean_token_accuracy"
+    " rouge1 rouge2 rougel rougelsum bleu matthews_correlation pearson spearmanr"
     " acc_norm mcc chrf accuracy_score precision_score recall_score roc_auc exact em balanced_accuracy"
     " overall_accuracy overall_precision overall_recall sacrebleu meteor miou iou dice dice_score auroc mrr ndcg"
 )
 _KNOWN_F1 = "f1 f1_score bertscore_f1 " + " ".join(
     form for kind in ("macro", "micro", "weighted", "overall", "samples") for form in (f"f1_{kind}", f"{kind}_f1")
 )
-_CONFUSABLE_ERRORS = "per"  # the phoneme error rate, and an English word
 
 PREFERRED = frozenset((*_KNOWN_F1.split(), "wer"))
 """Among equals these come first: F1 before accuracy, which a constant answer can reach, and the WER before the CER."""
 
 _NAMED_SO = "named so"
+_NAMES_OF_EVALS = "eval gold reward/gold gold_reward gold_acc gold_accuracy"
 
 # As TRL (PPO; GRPO, now and earlier), verl, OpenRLHF and NeMo-RL call them.
 _HINT_NAMES = {
@@ -180,10 +196,7 @@ _HINT_NAMES = {
 KNOWN_NAMES: dict[str, Meaning] = {
     meaning.pattern: meaning
     for meaning in (
-        *(
-            eval_score(name, _NAMED_SO)
-            for name in ("eval", "gold", "reward/gold", "gold_reward", "gold_acc", "gold_accuracy")
-        ),
+        *(eval_score(name, _NAMED_SO) for name in _NAMES_OF_EVALS.split()),
         *(proxy(name, _NAMED_SO) for name in ("proxy", "reward/proxy", "rewards/proxy", "proxy_reward")),
         kl("kl", _NAMED_SO),
         kl("objective/kl", "KL to the initial policy, as TRL's PPO has it"),
@@ -202,21 +215,67 @@ LEARNING_RATES = (
 """The learning rate, as transformers, SB3, torchtune, verl, OpenRLHF, prime-rl, CleanRL, Lightning and Ultralytics call
 it, in order of preference. Not a role of a run: whoever logs it under such a name is understood."""
 
-_TOKEN_BY_TOKEN = {"mean_token_accuracy": 3}
-
 KNOWN_HELD_OUT: dict[str, Meaning] = {
     meaning.pattern: meaning
     for meaning in (
-        *(
-            eval_score(name, "a score on held-out data", _TOKEN_BY_TOKEN.get(name, 0))
-            for name in (*_KNOWN_F1.split(), *_KNOWN_SCORES.split())
-        ),
-        *(
-            eval_error(name, "an error on held-out data, judging by its name", rank=1, origin=RoleOrigin.GUESSED)
-            for name in _CONFUSABLE_ERRORS.split()
-        ),
+        *(eval_score(name, "a score on held-out data") for name in f"{_KNOWN_F1} {_KNOWN_SCORES}".split()),
+        eval_score("mean_token_accuracy", "a score on held-out data, token by token", rank=3),
+        # The phoneme error rate, and an English word.
+        eval_error("per", "an error on held-out data, judging by its name", rank=1, origin=_GUESSED),
         *(eval_error(name, "an error on held-out data", rank=1) for name in _KNOWN_ERRORS.split()),
         eval_error("loss", OBJECTIVE),
     )
 }
 """By the part after `eval_`, `val_`, `validation/` and similar prefixes."""
+
+GUESSES = (
+    no_role("*rlhf_reward*", SUBTRACTED),
+    no_role("*non_score_reward*", "the KL penalty itself"),
+    *(no_role(f"*{name}*", LAST_UPDATE) for name in ("ppo_kl", "approx_kl", "approxkl", "policykl", "old_kl")),
+    *(no_role(f"*{name}*", SAMPLER) for name in ("vllm_kl", "gen_kl", "kl_error", "js_divergence", "rollout_corr/")),
+    *(no_role(f"*{name}*", "a coefficient") for name in ("kl_coef", "kl_ctl", "kl_beta")),
+    *(
+        proxy(name, "the reward that is optimized, judging by its name", rank=1, origin=_GUESSED)
+        for name in ("reward/mean", "rewards/mean", "reward_mean", "mean_reward", "score/mean")
+    ),
+    *(
+        no_role(f"rewards/*{name}", "a statistic of rewards")
+        for name in ("chosen", "rejected", "accuracies", "/std", "/max", "/min")
+    ),
+    proxy("rewards/*", "one of the rewards, judging by its name", rank=2, origin=_GUESSED),
+    proxy("eval_reward", STILL_PROXY, rank=2, origin=_GUESSED),
+    no_role("eval_reward[s_/]*", STILL_PROXY),
+    eval_score("pass@*", "the share of solved problems, judging by its name", origin=_GUESSED),
+    *(kl(name, "named so", origin=_GUESSED) for name in ("kl/mean", "mean_kl", "kl_to_ref", "ref_kl", "kl_ref")),
+)
+"""Patterns for whole names in lower case, as in the tables of trainers."""
+
+_OF_THE_UPDATE = frozenset(
+    ("policy", "pg", "ppo", "grpo", "actor", "critic", "value", "vf", "update", "aux", "entropy", "kl")
+)
+
+_CAUTION = (
+    "{metric} is taken as the eval score, higher is better, because it is held out; it is unknown whether it is a"
+    " score. Give the run's metrics a role if it is not."
+)
+_ERROR = eval_error("", "an error on held-out data, judging by its name", rank=1, origin=_GUESSED)
+_LOSS = eval_error("", "a loss on held-out data, judging by its name", rank=2, origin=_GUESSED)
+_SCORE = eval_score("", "a score on held-out data, judging by its name", origin=_GUESSED)
+UNKNOWN = eval_score("", "held-out, judging by its name", rank=4, caution=_CAUTION, origin=_GUESSED)
+_UPDATE = no_role("", "the loss of an update: its level means nothing")
+_NO_QUALITY = no_role("", "not a quality of the model, judging by its name")
+
+
+def guess_held_out(quantity: str) -> Meaning:
+    """The meaning of a metric on held-out data, by the words of its name without the prefix."""
+    name_words = set(split_words(quantity))
+    match read_words(quantity):
+        case Reading.OTHER:
+            return _NO_QUALITY
+        case Reading.ERROR if "loss" in name_words:
+            return _UPDATE if name_words & _OF_THE_UPDATE else _LOSS
+        case Reading.ERROR:
+            return _ERROR
+        case Reading.SCORE:
+            return _SCORE
+    return UNKNOWN

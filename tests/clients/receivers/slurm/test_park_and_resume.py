@@ -22,15 +22,7 @@ def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path
     """The run continues from its checkpoint on idle GPUs, is resumed when it recovers, and ends with a better eval."""
     with running_service(tmp_path / "service") as service, deploy(cluster, service, tmp_path) as deployment:
         deployment.start_listening_receiver("receiver", "--park-partition", "low")
-        folder = tmp_path / "suspect"
-        folder.mkdir()
-        script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
-        suspect = deployment.submit_script("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
-        wait_until(lambda: deployment.find_run(suspect), STOP_SECONDS)
-        waiting = deployment.submit_script("waiting", "sleep 2", gpus=2)
-
-        parked = wait_for_status(deployment, suspect, "parked")
-        wait_until(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
+        suspect, folder, parked = park_while_another_runs(deployment, tmp_path)
         assert cluster.get_job_state(suspect.id) == "PENDING"
         cluster.start_requeued_job(suspect.id)
         wait_for_status(deployment, suspect, "running")  # it has recovered, and is moved back into its own partition
@@ -54,14 +46,7 @@ def test_held_run_recovers_while_nobody_waits(cluster: SlurmCluster, tmp_path: P
     """A held run is let run when nobody waits, is resumed by its own evals, and goes on without another start."""
     with running_service(tmp_path / "service") as service, deploy(cluster, service, tmp_path) as deployment:
         deployment.start_listening_receiver("receiver", "--return-idle", "1")
-        folder = tmp_path / "suspect"
-        folder.mkdir()
-        script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
-        suspect = deployment.submit_script("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
-        wait_until(lambda: deployment.find_run(suspect), STOP_SECONDS)
-        waiting = deployment.submit_script("waiting", "sleep 2", gpus=2)
-        parked = wait_for_status(deployment, suspect, "parked")
-        wait_until(lambda: cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
+        suspect, folder, parked = park_while_another_runs(deployment, tmp_path)
         wait_until(lambda: "may run while nobody waits" in deployment.read_log("receiver"), STOP_SECONDS)
         cluster.start_requeued_job(suspect.id)
         wait_for_status(deployment, suspect, "completed")
@@ -69,6 +54,19 @@ def test_held_run_recovers_while_nobody_waits(cluster: SlurmCluster, tmp_path: P
     assert [change["state"] for change in history][-2:] == ["parked", "undone"]
     assert history[-1]["actor"] == "policy reversible version 1"
     assert (folder / "output").read_text().count("resumed at step") == 1
+
+
+def park_while_another_runs(deployment: Deployment, tmp_path: Path) -> tuple[Job, Path, dict[str, Any]]:
+    """The job of a run that is parked, so that another job could run and complete; its folder, and the run."""
+    folder = tmp_path / "suspect"
+    folder.mkdir()
+    script = f"cd {folder} && exec {sys.executable} {EXAMPLES / 'park_and_resume.py'}"
+    suspect = deployment.submit_script("suspect", script, gpus=2, EXAMPLE_PAUSE="0.02")
+    wait_until(lambda: deployment.find_run(suspect), STOP_SECONDS)
+    waiting = deployment.submit_script("waiting", "sleep 2", gpus=2)
+    parked = wait_for_status(deployment, suspect, "parked")
+    wait_until(lambda: deployment.cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
+    return suspect, folder, parked
 
 
 def read_state_and_partition(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
