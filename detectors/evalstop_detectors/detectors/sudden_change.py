@@ -2,10 +2,10 @@
 
 Source      Original, from public reports of RL runs: before or as a policy collapses, the entropy of its answers
             vanishes or explodes, or they become a few tokens or endless.
-Rule        Values are averaged in blocks, of which a run has 32 to 63 (fewer while it is young), so that it does not
-            matter how often it logs. The metric has changed if each of the last `blocks` is at most a `factor`-th or at
-            least `factor` times the median of the ten blocks three before these, and the ten differ by at most a factor
-            of 2: entropy that falls and answers that grow steadily, as in healthy runs, never change so fast.
+Rule        Values are averaged in 32 to 63 blocks a run (fewer while it is young), however often it logs. The metric
+            has changed if each of the last `blocks` is at most a `factor`-th or at least `factor` times the median of
+            the ten blocks three before these, and the ten differ by at most a factor of 2: entropy that falls and
+            answers that grow steadily, as in healthy runs, never change so fast.
 State       The means of at most 63 blocks, and the block in progress. O(1).
 Evidence    A statistic: the logarithm of the change, divided by that of `factor`. The turn is placed nowhere.
 Not done    It does not stop by itself, and does not see the eval: a suspicion asks for an eval, which decides.

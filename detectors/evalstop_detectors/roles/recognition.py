@@ -291,8 +291,8 @@ def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) 
 
 
 def _without_eval_set(plain: str, names: Collection[str]) -> str:
-    """The name without that of its eval set, as transformers names the sets of a dict, for each of which it logs a
-    runtime, and Lightning several data loaders.
+    """The name without its eval set. transformers has the set in the middle, and logs a runtime for each; Lightning
+    has the number of a data loader at the end.
 
     >>> _without_eval_set("eval_g0_loss", {"eval_g0_runtime"}), _without_eval_set("val_loss/dataloader_idx_1", ())
     ('eval_loss', 'val_loss')

@@ -1,9 +1,9 @@
-"""`make bench-pages`: the response time of each dashboard page with 100,000 runs and 10,000 decisions on PostgreSQL.
+"""`make bench-pages`: the response time of each page with 100,000 ended runs, 40,000 running ones, and 10,000 decisions.
 
 The data are the example runs of `evalstop demo-data` and copies of them. Copies of ended runs are older, and have rows
-of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. 40,000
-copies run, of which the first 1,000 have observations. One client requests all pages in turns over HTTP, including the
-login form, which needs no database query and is the baseline.
+of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. Of
+copies that run the first 1,000 have observations. One client requests all pages in turns over HTTP, including the login
+form, which needs no database query and is the baseline.
 """
 
 from __future__ import annotations
