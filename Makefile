@@ -159,7 +159,7 @@ bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help
 	@$(BIN)/python -m evalstop_lab.benchmarks.veto.$(or $(BENCH),cycles)
 
 .PHONY: bench-pages
-bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
+bench-pages: $(READY)  ## Measure how long each page takes with 140,000 runs and 10,000 decisions on PostgreSQL
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)
 
 .PHONY: screenshots

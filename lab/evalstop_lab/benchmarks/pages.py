@@ -1,4 +1,4 @@
-"""`make bench-pages`: the response time of each page with 100,000 ended runs, 40,000 running ones, and 10,000 decisions.
+"""`make bench-pages`: the response time of each page with 100,000 ended and 40,000 running runs, and 10,000 decisions.
 
 The data are the example runs of `evalstop demo-data` and copies of them. Copies of ended runs are older, and have rows
 of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. Of
