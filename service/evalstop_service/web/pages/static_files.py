@@ -9,8 +9,8 @@ import gzip
 import hashlib
 import html
 import re
-from dataclasses import dataclass
-from functools import cache
+import sys
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -22,6 +22,11 @@ from starlette.types import Scope
 
 from evalstop_service.errors import NotFound
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 router = APIRouter()
 
 _PLOTLY = "plotly/package_data/plotly.min.js"
@@ -30,11 +35,8 @@ _OWN = {path.name: path for path in Path(__file__).parent.rglob("*") if path.suf
 _NAMES = {*_OWN, "plotly.min.js"}
 
 
-@dataclass(frozen=True)
-class _Asset:
-    digest: str
-    body: bytes
-    gzipped: bytes
+_COMPRESS = {"zstd": partial(zstd.compress, level=12), "gzip": partial(gzip.compress, compresslevel=6, mtime=0)}
+"""The encodings, best first. Browsers accept zstd over HTTPS; level 18 takes 1.5 s for 7 % more."""
 
 
 def asset_url(name: str) -> str:
@@ -47,14 +49,13 @@ def get_asset(digest: str, name: str, request: Request) -> Response:
     """A file; cacheable forever when requested by its current digest."""
     if name not in _NAMES:
         raise NotFound
-    asset = _load_asset(name)
-    gzipped = "gzip" in request.headers.get("accept-encoding", "")
+    encoding = next((one for one in _COMPRESS if one in request.headers.get("accept-encoding", "")), "")
     headers = {
-        "Cache-Control": "public, max-age=31536000, immutable" if digest == asset.digest else "no-store",
+        "Cache-Control": "public, max-age=31536000, immutable" if digest == _digest(name) else "no-store",
         "Vary": "Accept-Encoding",
-        **({"Content-Encoding": "gzip"} if gzipped else {}),
+        **({"Content-Encoding": encoding} if encoding else {}),
     }
-    return Response(asset.gzipped if gzipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)
+    return Response(_encode(name, encoding), media_type=_TYPES[Path(name).suffix], headers=headers)
 
 
 def _read_content(name: str) -> bytes:
@@ -71,9 +72,9 @@ def _digest(name: str) -> str:
 
 
 @cache
-def _load_asset(name: str) -> _Asset:
+def _encode(name: str, encoding: str) -> bytes:
     body = _read_content(name)
-    return _Asset(_digest(name), body, gzip.compress(body, 6, mtime=0))
+    return _COMPRESS[encoding](body) if encoding else body
 
 
 FOLDER = Path(__file__).parents[2] / "help"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import httpx
 import pytest
@@ -13,6 +14,11 @@ from evalstop_service.store.observations import PostedObservation
 
 from tests.service.web.pages.recorded_runs import Tenant, load_recorded_evals
 from tests.service.web.pages.serving import SQLITE_ONLY, get_html
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 HACKING = load_recorded_evals("np-0044")
 
@@ -66,6 +72,9 @@ def test_assets_are_cached_by_digest(visitor: httpx.Client) -> None:
     assert "immutable" in answer.headers["cache-control"]
     assert answer.headers["content-encoding"] == "gzip"
     assert visitor.get(style, headers={"Accept-Encoding": "identity"}).text == answer.text
+    packed = visitor.get(style, headers={"Accept-Encoding": "gzip, deflate, br, zstd"})
+    assert packed.headers["content-encoding"] == "zstd"
+    assert zstd.decompress(packed.content) == answer.content
     assert visitor.get("/assets/old/evalstop.css").headers["cache-control"] == "no-store"
 
 

@@ -299,7 +299,7 @@ def test_run_without_kl_has_no_chart_over_kl(window: Window, tenant: Tenant) -> 
 
 @pytest.mark.nightly
 def test_preview_is_replaced_by_the_chart(window: Window, tenant: Tenant) -> None:
-    """The server draws the curves; the interactive chart replaces them once its script has loaded."""
+    """The server draws a run's curves, and the precision page its lines, until the charts' script has loaded."""
     page = window.page
     window.sign_in(tenant)
     run = tenant.open_run("drawn")
@@ -312,6 +312,14 @@ def test_preview_is_replaced_by_the_chart(window: Window, tenant: Tenant) -> Non
     blocked[0].continue_()
     wait_for_chart(window, 28)
     expect(page.locator("#chart-preview")).to_have_count(0)
+    tenant.post_evals(run, EVALS[28:])
+    tenant.finish_run(run)
+    page.goto(f"{window.address}/precision", wait_until="commit")
+    expect(page.locator("#over-time-chart .sketch polyline")).to_have_count(1)
+    expect(page.locator("#over-time-chart .main-svg")).to_have_count(0)
+    blocked[1].continue_()
+    expect(page.locator("#over-time-chart .main-svg").first).to_be_visible()
+    expect(page.locator(".sketch")).to_have_count(0)
     window.assert_no_errors()
 
 

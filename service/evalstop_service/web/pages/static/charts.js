@@ -28,7 +28,9 @@ export function loadPlotly() {
 
 // Draws Plotly's `traces` and `layout` with the settings that all charts share.
 export async function draw(element, traces, layout) {
+  if (!window.Plotly) sketch(element, traces);
   await loadPlotly();
+  element.querySelector(".sketch")?.remove();
   const color = palette();
   const common = {
     uirevision: "kept", // a zoom survives updates
@@ -42,6 +44,24 @@ export async function draw(element, traces, layout) {
   };
   const config = { displayModeBar: false, responsive: true, doubleClick: "autosize", showTips: false };
   return Plotly.react(element, traces, { ...common, ...layout }, config);
+}
+
+// Draws the lines of `traces`, without axes, until Plotly has loaded; charts of several panels come with a drawing by the server.
+function sketch(element, traces) {
+  const place = (value) => (typeof value === "string" ? Date.parse(value) : value);
+  const lines = traces.filter(({ mode, line, yaxis }) => mode.startsWith("lines") && line.width > 0 && !yaxis);
+  const points = lines.map(({ x, y }) => x.map((at, i) => [place(at), y[i]]).filter(([, value]) => value !== null));
+  const [low, high] = [Math.min, Math.max].map((end) => [0, 1].map((axis) => end(...points.flat().map((point) => point[axis]))));
+  const share = (point, axis) => (high[axis] > low[axis] ? (point[axis] - low[axis]) / (high[axis] - low[axis]) : 0.5);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of Object.entries({ class: "sketch", viewBox: "0 0 1 1", preserveAspectRatio: "none" })) svg.setAttribute(name, value);
+  lines.forEach(({ line }, i) => {
+    const polyline = document.createElementNS(svg.namespaceURI, "polyline");
+    polyline.setAttribute("stroke", line.color);
+    polyline.setAttribute("points", points[i].map((point) => `${share(point, 0)},${1 - share(point, 1)}`).join(" "));
+    svg.append(polyline);
+  });
+  element.replaceChildren(svg);
 }
 
 // An axis in the style of all charts; `more` overrides it.
