@@ -154,10 +154,6 @@ bench-ingest: $(READY)  ## Measure ingestion, and processor time, beside an uppe
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
-.PHONY: bench-veto
-bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
-	@$(BIN)/python -m evalstop_lab.benchmarks.veto.$(or $(BENCH),cycles)
-
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 140,000 runs and 10,000 decisions on PostgreSQL
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)

@@ -1,14 +1,10 @@
-"""A system clock that steps back an hour or stands still: the service orders changes by counters, not by time.
-
-A small preloaded library sets the clock of a real process back.
-"""
+"""A system clock that steps back an hour or stands still: the service orders changes by counters, not by time."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
 import struct
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,29 +27,11 @@ from tests.faults.run_records import (
     summarize_run,
 )
 from tests.faults.servers import start_replica
+from tests.faults.wrong_clock import build_clock_library
 from tests.service.project_fixture import NOW, set_up_project
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
-SOURCE = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <time.h>
-static volatile long *behind_seconds;
-__attribute__((constructor)) static void find(void) {
-    int file = open(CLOCK, O_RDONLY);
-    behind_seconds = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
-}
-int clock_gettime(clockid_t which, struct timespec *shown) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = (int (*)(clockid_t, struct timespec *)) dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(which, shown);
-    if (which == CLOCK_REALTIME) shown->tv_sec -= *behind_seconds;
-    return result;
-}
-"""
 STEPS = 80
 HOUR = timedelta(hours=1)
 
@@ -87,19 +65,6 @@ def test_clock_steps_in_two_processes_change_nothing(database: Database, embedde
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
     assert times == sorted(times, reverse=True)
     assert verdict_names == [verdict for _, verdict in load_history(other, expected)["verdicts"]][::-1]
-
-
-def build_clock_library(folder: Path) -> tuple[Path, Path]:
-    """Compile the library; returns it and the file with the seconds to subtract. Skips without a C compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, library, file = folder / "clock.c", folder / "clock.so", folder / "clock"
-    source.write_text(SOURCE)
-    file.write_bytes(struct.pack("l", 0))
-    options = ["-O1", "-shared", "-fPIC", f'-DCLOCK="{file}"', "-o", str(library), str(source), "-ldl"]
-    subprocess.run([compiler, *options], check=True)
-    return library, file
 
 
 @pytest.mark.nightly

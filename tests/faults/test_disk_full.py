@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.programs import Program
 from tests.faults.retrying_clients import RetryingClient, build_batch, check_retryable_refusal, create_observations
+from tests.faults.small_disk import build_small_disk_command, fill_disk
 from tests.fixtures.paging import read_pages
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
-
-DISK = "4m"
-
-
-def build_small_disk_command(folder: Path) -> list[str]:
-    """The command prefix that mounts a small disk on `folder` for a program; skips without the right to mount."""
-    script = f'mount -t tmpfs -o size={DISK} tmpfs "$0" && exec "$@"'
-    for unshare in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
-        command = [*unshare, "sh", "-c", script, str(folder)]
-        try:
-            if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
-                return command
-        except FileNotFoundError:
-            break
-    pytest.skip("mounting a small disk is not permitted")
 
 
 def test_posts_are_refused_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -66,17 +51,6 @@ def test_posts_are_refused_while_the_disk_is_full(tmp_path: Path) -> None:
             assert count_stored_evals(client, run_id) == step + 1
     finally:
         program.kill()
-
-
-def fill_disk(file: Path) -> None:
-    """Write until the disk is full."""
-    with file.open("wb", buffering=0) as filler:
-        for size in (65536, 4096, 1):
-            try:
-                while True:
-                    filler.write(b"x" * size)
-            except OSError:
-                continue
 
 
 def count_stored_evals(client: RetryingClient, run_id: str) -> int:

@@ -1,1 +1,0 @@
-"""`make bench-veto`: whether vetoes are heard during faults (`cycles`) and floods."""
