@@ -86,9 +86,10 @@ def test_clock_step_during_posts_changes_nothing(
                 with file.open("r+b") as offset:
                     offset.write(struct.pack("l", int(HOUR.total_seconds()) * (1 + step // 60)))
             assert client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))["accepted"] == 3
-        verdict_names = [change["verdict"]["verdict"] for change in client.get(f"/runs/{run_id}/verdicts")["items"]]
         assert (client.refusals, client.connection_errors) == ([], 0)
     run = find_run(project, run_id)
+    with database.reading() as tx:
+        verdict_names = [change.verdict.verdict for change in run_details.list_verdicts(tx, run.id)]
     assert run.updated_at < run.created_at - HOUR
     assert verdict_names == ["stop", "suspect"]
     assert_nothing_lost(project, run_id, [create_observations(step) for step in range(STEPS)], embedded_database)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -75,18 +75,3 @@ class Body(BaseModel):
     """A request document: strict types, unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Role(Body):
-    """The role a metric plays for a run."""
-
-    role: Literal["eval", "proxy", "kl", "loss", "entropy", "length", "truncated", "gradient_norm"] = Field(
-        description="eval: what people care about, and what decides; proxy: what training maximizes in its place; kl: "
-        "the distance to the initial policy; loss: what training minimizes; entropy, length, truncated (the "
-        "share of truncated or malformed answers) and gradient_norm: these may only raise a suspicion"
-    )
-    direction: Literal["maximize", "minimize"] | None = Field(
-        None,
-        description="which direction is better; by default kl, losses and errors by the words of their name, such "
-        "as eval_loss or failure_rate, are minimized, others maximized",
-    )

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_page, insert_if_new, read_columns, save_row
+from evalstop_service.store.database import Transaction, find_all, insert_if_new, read_columns, save_row
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import (
@@ -139,10 +139,10 @@ def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool
     return tx.execute(sa.select(query)).scalar_one()
 
 
-def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
-    """A run's verdict changes, newest first, before the sequence number `before`."""
-    query = sa.select(*columns_of(verdicts, VerdictChange))
-    return find_page(tx, VerdictChange, query.where(verdicts.c.run_id == run_id), verdicts.c.sequence, before, limit)
+def list_verdicts(tx: Transaction, run_id: UUID, limit: int = 100) -> list[VerdictChange]:
+    """A run's verdict changes, newest first."""
+    query = sa.select(*columns_of(verdicts, VerdictChange)).where(verdicts.c.run_id == run_id)
+    return find_all(tx, VerdictChange, query.order_by(verdicts.c.sequence.desc()).limit(limit))
 
 
 def add_request(tx: Transaction, request: EvalRequest) -> bool:

@@ -171,13 +171,13 @@ def test_requests_are_counted_by_route(service: RunningService) -> None:
 def test_internal_error_is_counted_as_5xx(service: RunningService) -> None:
     """The response has the request id by which its log lines are found."""
     with service.database.transaction() as tx:
-        tx.exec_driver_sql("DROP TABLE verdicts")
+        tx.exec_driver_sql("DROP TABLE eval_requests")
     run = service.client.post("/api/v1/runs", json={"name": "r"}).json()
-    answer = service.client.get(f"/api/v1/runs/{run['id']}/verdicts")
+    answer = service.client.get(f"/api/v1/runs/{run['id']}/eval-requests")
     assert answer.status_code >= 500
     assert answer.headers["x-request-id"]
     counts = parse_samples(service.scrape())["evalstop_request_seconds_count"]
-    assert counts[("method", "GET"), ("route", "/api/v1/runs/{run_id}/verdicts"), ("status", "5xx")] == 1
+    assert counts[("method", "GET"), ("route", "/api/v1/runs/{run_id}/eval-requests"), ("status", "5xx")] == 1
 
 
 def test_scrape_contains_no_names_ids_or_keys(service: RunningService) -> None:

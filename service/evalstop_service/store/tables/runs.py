@@ -271,10 +271,10 @@ eval_requests = make_table(
 class VerdictChange:
     """A verdict, and when it was reached."""
 
-    sequence: Annotated[int, doc("number of the change in this run")]
-    attempt: Annotated[int, doc("the attempt of the run")]
-    verdict: Annotated[Verdict, doc("with its evidence")]
-    at: Annotated[datetime, doc("when it was reached")]
+    sequence: int
+    attempt: int
+    verdict: Verdict
+    at: datetime
 
 
 verdicts = make_table("verdicts", VerdictChange, of_run(), key="run_id sequence")

@@ -21,13 +21,7 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.run_views import (
-    DecisionOut,
-    OutcomesOut,
-    view_decision,
-    view_decisions,
-    view_outcomes,
-)
+from evalstop_service.web.api.run_views import DecisionOut, view_decision, view_decisions
 from evalstop_service.web.api.schemas import ActionIn, DecisionId, OutcomeIn, Page
 from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, Read, Report
 
@@ -136,14 +130,6 @@ def report_decision(
     actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0
     report = Reported(now, DecisionState(body.state), actor, body.reason, body.details, expected_seconds)
     return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report, caller.actor))
-
-
-@router.get("/{decision_id}/outcomes")
-def list_decision_outcomes(decision_id: DecisionId, caller: Read, database: Db) -> OutcomesOut:
-    """All outcomes of the decision's attempt, by people and from later evals."""
-    with database.reading() as tx:
-        decision = decisions.load_decision(tx, caller.project_id, decision_id)
-        return view_outcomes(tx, decision.run_id, decision.attempt)
 
 
 @router.post("/{decision_id}/outcome")

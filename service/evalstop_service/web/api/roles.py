@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
-from evalstop_detectors import MetricRole, choose_direction
+from evalstop_detectors import ROLES, MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import MOST_EVALS
 from fastapi import APIRouter
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
 
-from evalstop_service.domain.fields import Body, Name, Plain, Role
+from evalstop_service.domain.fields import Body, Name, Plain
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.runs.watched_metrics import list_watched
@@ -22,7 +22,15 @@ from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, RunId, Stored, answers
 from evalstop_service.web.context import Commit, Ctx, Db, Now, Operate, Read, allowed
 
-AnyRole = TypeVar("AnyRole", bound=Role)
+AnyRole = TypeVar("AnyRole", bound="WeighedRole")
+
+_OF_SERVICE = (MetricRole.LEARNING_RATE, MetricRole.PAIRED)
+"""The roles of metrics that the service finds or writes by itself."""
+
+if TYPE_CHECKING:
+    RoleName = str
+else:
+    RoleName = Literal[tuple(role.value for role in ROLES if role not in _OF_SERVICE)]
 
 
 def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
@@ -44,11 +52,21 @@ _OF_EVALS: JsonDict = {
 }
 
 
-class WeighedRole(Role):
+class WeighedRole(Body):
     """The role of a metric, and the weight of an eval among several."""
 
     model_config = ConfigDict(json_schema_extra=_OF_EVALS)
 
+    role: RoleName = Field(
+        description="eval: what people care about, and what decides; proxy: what training maximizes in its place; kl: "
+        "the distance to the initial policy; loss: what training minimizes; entropy, length, truncated (the "
+        "share of truncated or malformed answers) and gradient_norm: these may only raise a suspicion"
+    )
+    direction: Literal["maximize", "minimize"] | None = Field(
+        None,
+        description="which direction is better; by default kl, losses and errors by the words of their name, such "
+        "as eval_loss or failure_rate, are minimized, others maximized",
+    )
     weight: Annotated[float, Field(ge=0.001, le=1000)] | None = Field(
         None, description="with several evals: its weight in the mean that judges the run; default 1"
     )

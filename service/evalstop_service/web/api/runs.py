@@ -19,9 +19,8 @@ from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
-from evalstop_service.store import projects, run_details, run_lists, runs
+from evalstop_service.store import projects, run_lists, runs
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.run_details import VerdictChange
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import RunListQuery
@@ -149,11 +148,6 @@ class FinishIn(Body):
 
 _SAME_FIELDS = ("labels", "policy", "mode", "total_steps", "params", "eval_share", "job", "opening")
 """Fields of the body that a request to open a run has too."""
-
-
-@answers(VerdictChange)
-class VerdictChangeOut(Answer):
-    """A verdict and when it was reached."""
 
 
 @answers(DetectorCall)
@@ -359,23 +353,3 @@ def list_run_segments(run_id: RunId, caller: Read, database: Db) -> SegmentsOut:
     with database.reading() as tx:
         segments = change_point.load_segments(tx, runs.load_run(tx, caller.project_id, run_id))
     return SegmentsOut.model_validate({"available": change_point.AVAILABLE, "items": segments})
-
-
-@router.get("/{run_id}/verdicts")
-def list_run_verdicts(
-    run_id: RunId,
-    caller: Read,
-    database: Db,
-    cursor: Annotated[
-        int | None, Query(ge=0, le=2**31 - 1, description="`next_cursor` of the previous page; default: the first page")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of items per page")] = 100,
-) -> Page[VerdictChangeOut]:
-    """Every change of the run's verdict, newest first."""
-    with database.reading() as tx:
-        runs.load_run(tx, caller.project_id, run_id)
-        changes = run_details.list_verdicts(tx, run_id, before=cursor, limit=limit)
-    return Page[VerdictChangeOut](
-        items=[VerdictChangeOut.model_validate(item) for item in changes],
-        next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
-    )

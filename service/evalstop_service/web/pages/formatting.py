@@ -76,11 +76,6 @@ def format_number(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def format_exact(value: float) -> str:
-    """A number with all its digits."""
-    return repr(value).replace("-", "−") if math.isfinite(value) else format_number(value)
-
-
 def format_percent(share: float | None) -> str:
     """A share in percent, with one decimal."""
     return "–" if share is None else f"{share * 100:.1f} %"

@@ -124,7 +124,6 @@ def _create_environment() -> Environment:
     environment.filters.update(
         step=formatting.format_step,
         number=formatting.format_number,
-        exact=formatting.format_exact,
         percent=formatting.format_percent,
         amount=formatting.format_amount,
         counted=format_count,

@@ -29,13 +29,13 @@ from evalstop_service.web.pages import (
 )
 from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.run_page import analysis, observations_page, run_actions
+from evalstop_service.web.pages.run_page import analysis, run_actions
 from evalstop_service.web.pages.visitor import OpenId, Site, Streams
 
 PAGES = (
     *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would match its address as a run's id
-    *(run_page, analysis, observations_page, run_actions),
+    *(run_page, analysis, run_actions),
     *(policies, webhooks, settings),
 )
 

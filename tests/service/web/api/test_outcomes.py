@@ -49,7 +49,7 @@ def test_held_out_decision_gets_an_outcome_at_the_run_end(admin: httpx.Client) -
     )
     expect_json(admin.post(f"/runs/{run_id}/finish", json={"status": "completed"}), 200)
 
-    outcomes = expect_json(admin.get(f"/decisions/{decision['id']}/outcomes"), 200)
+    outcomes = expect_json(admin.get(f"/runs/{run_id}/outcomes"), 200)
     (outcome,) = outcomes["items"]
     assert (outcome["outcome"], outcome["derived"], outcome["actor"]) == ("right", True, "evalstop")
     assert outcome["assessment"]["run_outcome"] == "turned"

@@ -76,7 +76,7 @@ def replace_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs/{run_id}/observations")
+LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/observations")
 
 
 @ON_POSTGRESQL

@@ -37,7 +37,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     ]
     long_name = tenant.open_run("W" * 256, mode="enforce")
     tenant.post_evals(long_name, evals[:29])
-    unusual += [f"/runs/{long_name.id}", f"/runs/{long_name.id}/observations"]
+    unusual += [f"/runs/{long_name.id}", f"/runs/{long_name.id}/metric-charts"]
     document = policy_to_document(POLICIES["cautious"])
     backtest = backtests.request_backtest(tenant.database, tenant.id, document, 50, "dana", tenant.now)
     backtests.run_next_backtest(tenant.database, utc_now)
@@ -54,7 +54,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
         "/runs?verdict=stop&order=updated",
         "/runs/fleet",
         f"/runs/{pending.id}",
-        f"/runs/{ended.id}/observations",
+        f"/runs/{ended.id}/metric-charts",
     ]
     compared = [str(pending.id), *(path.split("/")[2] for path in unusual[:8]), str(long_name.id)]
     paths += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in compared)}"]

@@ -1,4 +1,4 @@
-"""The observations of a run: their table, and their export as CSV."""
+"""The observations of a run: their export as CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from evalstop_service.ingest import Resumed
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.pages.run_page.observations_page import EXPORT_BATCH, PAGE
+from evalstop_service.web.pages.run_page import EXPORT_BATCH
 
 from tests.service.web.pages.recorded_runs import Tenant
 from tests.service.web.pages.serving import SQLITE_ONLY
@@ -61,21 +61,7 @@ def test_export_holds_metrics_that_were_superseded_as_a_whole(visitor: httpx.Cli
 
 
 @SQLITE_ONLY
-def test_table_is_paged(visitor: httpx.Client, tenant: Tenant) -> None:
-    """A page links to the next; an unknown metric falls back to one that the run has."""
-    run = add_run_with(tenant, *(PostedObservation("reward/gold", step, float(step)) for step in range(PAGE + 5)))
-    first = visitor.get(f"/runs/{run.id}/observations?metric=gone").text
-    assert first.count("<tr>") == PAGE + 1
-    following = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
-    second = visitor.get(following).text
-    assert second.count("<tr>") == 5 + 1
-    assert "Later steps" not in second
-    assert ">104" in second
-
-
-@SQLITE_ONLY
-def test_run_without_observations(visitor: httpx.Client, tenant: Tenant) -> None:
-    """The page says that nothing is logged yet, and the export is empty."""
+def test_run_without_observations_has_an_empty_export(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The export has its header alone."""
     run = tenant.open_run("empty")
-    assert "Nothing logged yet" in visitor.get(f"/runs/{run.id}/observations").text
     assert read_rows(visitor.get(f"/runs/{run.id}/export.csv")) == []

@@ -76,7 +76,6 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/{run_id}/analysis.json"): VIEWER,
     ("GET", "/runs/{run_id}/what-if.json"): VIEWER,
     ("GET", "/runs/{run_id}/metric-charts"): VIEWER,
-    ("GET", "/runs/{run_id}/observations"): VIEWER,
     ("GET", "/runs/{run_id}/export.csv"): VIEWER,
     ("GET", "/runs/{run_id}/segments.json"): VIEWER,
     ("POST", "/runs/{run_id}/stop"): OPERATOR,
