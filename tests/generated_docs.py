@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.project_settings import format_value, list_settings
@@ -49,12 +52,17 @@ def render_settings() -> str:
 
 
 def _render_group(group: type[BaseModel]) -> str:
-    rows = []
+    rows, body = [], cast(ast.ClassDef, ast.parse(inspect.getsource(group)).body[0]).body
+    docstrings = {
+        ast.unparse(setting.target): ast.literal_eval(text.value)
+        for setting, text in pairwise(body)
+        if isinstance(setting, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
     for name, field in group.model_fields.items():
         default = "none" if field.default is None else f"`{str(field.default).lower()}`"
         if isinstance(field.default, str):
             default = f"`{field.default}`"
-        rows.append(f"| `EVALSTOP_{name.upper()}` | {default} | {' '.join(str(field.description).split())} |")
+        rows.append(f"| `EVALSTOP_{name.upper()}` | {default} | {' '.join(docstrings[name].split())} |")
     return "\n".join(["| variable | default | what it is |", "|---|---|---|", *rows, ""])
 
 

@@ -9,13 +9,12 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -62,6 +61,7 @@ from evalstop_service.web.api import (
 )
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
+from evalstop_service.web.api.json_body import API, name_operation
 from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
@@ -80,10 +80,8 @@ prepare_structs()  # here, because no thread can decode a struct before this mod
 
 RESOURCES = (
     *(projects, keys, policies, runs, roles, observations),
-    *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals),
+    *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals, health),
 )
-
-API = "/api/v1"
 
 MLFLOW = "/mlflow"
 
@@ -120,7 +118,7 @@ def create_app(
         version="0.1.0",
         summary="Stops training jobs that no longer improve, and keeps their best checkpoints.",
         openapi_tags=[{"name": name, "description": text} for name, text in description.TAGS.items()],
-        generate_unique_id_function=description.name_operation,
+        generate_unique_id_function=name_operation,
         responses=problems.RESPONSES,
         redirect_slashes=False,
         openapi_url=None,
@@ -133,9 +131,8 @@ def create_app(
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, artifacts))
     problems.install(app)
     description.install(app)
-    app.router.routes.extend(_resource_routes())
-    app.include_router(health.router)
-    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
+    app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
+    app.router.routes.extend(prometheus.routes(service_metrics, settings.metrics_public).routes)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
@@ -205,15 +202,6 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
     app.front = HearVetoes(logged, listener.hearing, context.clock)
     if path := urlsplit(settings.public_url or "").path.rstrip("/"):
         app.front = SubPath(app.front, path)
-
-
-@cache
-def _resource_routes() -> list[BaseRoute]:
-    """The routes of all resources, built once per process: that takes FastAPI a third of a second."""
-    router = APIRouter(responses=problems.RESPONSES, generate_unique_id_function=description.name_operation)
-    for resource in RESOURCES:
-        router.include_router(resource.router, prefix=API)
-    return router.routes
 
 
 def _refusal(problem: problems.Problem, path: str) -> ASGIApp:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -57,11 +57,7 @@ Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class DatabaseSettings(_Group):
+class DatabaseSettings(BaseModel):
     """Database"""
 
     data_folder: Path = Path(".evalstop")
@@ -78,7 +74,7 @@ class DatabaseSettings(_Group):
     """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second on a power failure."""
 
 
-class HttpSettings(_Group):
+class HttpSettings(BaseModel):
     """HTTP"""
 
     host: str = "127.0.0.1"
@@ -103,7 +99,7 @@ class HttpSettings(_Group):
     """Largest body of a request; a larger one is answered 413."""
 
 
-class IngestionSettings(_Group):
+class IngestionSettings(BaseModel):
     """Ingestion"""
 
     cache_mib: Count = 256
@@ -111,7 +107,7 @@ class IngestionSettings(_Group):
     eval."""
 
 
-class MlflowSettings(_Group):
+class MlflowSettings(BaseModel):
     """MLflow"""
 
     mlflow_artifact_root: Annotated[str, AfterValidator(_check_artifact_root)] = "mlflow-artifacts:/"
@@ -126,7 +122,7 @@ class MlflowSettings(_Group):
     """Largest artifact in bytes; a larger one is refused."""
 
 
-class ProjectSettings(_Group):
+class ProjectSettings(BaseModel):
     """Projects"""
 
     max_mode: Literal["shadow", "enforce"] = "shadow"
@@ -139,7 +135,7 @@ class ProjectSettings(_Group):
     """Share of stops that a project created with its first key holds out, to measure whether they were right."""
 
 
-class SignInSettings(_Group):
+class SignInSettings(BaseModel):
     """Keys and signing in"""
 
     key_cache_seconds: Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)] = 5.0
@@ -180,7 +176,7 @@ class SignInSettings(_Group):
         return self
 
 
-class WebhookSettings(_Group):
+class WebhookSettings(BaseModel):
     """Webhooks"""
 
     webhook_networks: str | None = None
@@ -225,7 +221,7 @@ class WebhookSettings(_Group):
         return self
 
 
-class EmailSettings(_Group):
+class EmailSettings(BaseModel):
     """E-mail"""
 
     smtp_host: str | None = None
@@ -256,7 +252,7 @@ class EmailSettings(_Group):
         return self
 
 
-class ObservabilitySettings(_Group):
+class ObservabilitySettings(BaseModel):
     """Observability"""
 
     metrics_public: bool = True

@@ -95,15 +95,17 @@ class ProblemDetails(BaseModel):
     errors: list[FieldError] | None = Field(None, description=f"the faults and where they are, at most {MOST_ERRORS}")
 
 
+_CONTENT = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
-        "model": ProblemDetails,
         "description": "400 not JSON, 401 no valid key, 403 scope missing, 404 not in this project, 409 conflict "
         "with what is recorded, 413 too large, 415 not application/json, 422 invalid, 429 too many; nothing was stored",
+        "content": _CONTENT,
     },
     "5XX": {
-        "model": ProblemDetails,
         "description": "503 the database is unavailable or the service overloaded, send the same again; 500 a bug",
+        "content": _CONTENT,
     },
 }
 """Responses that every route may return."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
@@ -17,30 +17,27 @@ class RouteIndex(BaseRoute):
     """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        by_method: dict[str, list[RouteContext]] = {}
-        for context in iter_route_contexts(routes):
-            route = context.original_route
+        by_method: dict[str, list[APIRoute]] = {}
+        for route in routes:
             if isinstance(route, APIRoute) and type(route).matches is APIRoute.matches:
-                for method in context.methods or ():
-                    by_method.setdefault(method, []).append(context)
-        self._by_method = {method: (_join_paths(contexts), contexts) for method, contexts in by_method.items()}
+                for method in route.methods or ():
+                    by_method.setdefault(method, []).append(route)
+        self._by_method = {method: (_join_paths(found), found) for method, found in by_method.items()}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """The match of the first route with the request's path and method."""
-        paths, contexts = self._by_method.get(scope.get("method", ""), (None, ()))
+        paths, routes = self._by_method.get(scope.get("method", ""), (None, ()))
         found = paths and paths.fullmatch(scope["path"].removeprefix(scope.get("root_path", "")))
         if not found:
             return Match.NONE, {}
-        context = contexts[(found.lastindex or 0) - 1]
-        match, child_scope = context.matches(scope)
-        return match, {**child_scope, "route": context.original_route, "app_of_route": context.app}
+        return routes[(found.lastindex or 0) - 1].matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the route that matched answer."""
-        await scope["app_of_route"](scope, receive, send)
+        await scope["route"].app(scope, receive, send)
 
 
-def _join_paths(contexts: Sequence[RouteContext]) -> re.Pattern[str]:
+def _join_paths(routes: Sequence[APIRoute]) -> re.Pattern[str]:
     """One pattern whose groups are the paths of the routes."""
-    paths = (context.path_regex.pattern.removeprefix("^").removesuffix("$") for context in contexts)
+    paths = (route.path_regex.pattern.removeprefix("^").removesuffix("$") for route in routes)
     return re.compile("|".join(f"({re.sub(r'[(][?]P<[^>]+>', '(?:', path)})" for path in paths))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 
 from evalstop_service.domain.fields import Name
 from evalstop_service.store import audit
 from evalstop_service.store.audit import AuditEntry
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.schemas import Answer, Page, Time, answers
 from evalstop_service.web.context import Admin, Db
 
-router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
+router = create_router("audit", prefix=f"{API}/audit")
 
 JSON_LINES = "application/x-ndjson"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer
@@ -19,7 +19,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.run_details import Checkpoint, EvalRequest
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.schemas import (
     Answer,
@@ -34,7 +34,7 @@ from evalstop_service.web.api.schemas import (
 )
 from evalstop_service.web.context import AnyScope, Commit, Db, Ingest, IngestOrReport, Now, ReadOrReport, Tell
 
-router = APIRouter(route_class=JsonRoute)
+router = create_router()
 
 PATH = "/runs/{run_id}/checkpoints"
 

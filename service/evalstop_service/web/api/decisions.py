@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
@@ -18,14 +18,14 @@ from evalstop_service.store import decisions
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.run_views import DecisionOut, view_decision, view_decisions
 from evalstop_service.web.api.schemas import ActionIn, DecisionId, OutcomeIn, Page
 from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, Read, Report
 
-router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
+router = create_router("decisions", prefix=f"{API}/decisions")
 
 
 MAX_EXPECTED_SECONDS = 30 * 86_400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from evalstop_service.domain.event_types import EventType
@@ -13,7 +13,7 @@ from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery, DeliveryAttempt
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.schemas import Answer, DeliveryId, Page, answers
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
@@ -21,7 +21,7 @@ from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.links import add_url
 
-router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
+router = create_router("webhooks", prefix=f"{API}/deliveries")
 
 
 @answers(DeliveryAttempt)

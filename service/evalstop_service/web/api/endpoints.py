@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter
 from pydantic import Field, RootModel
 
 from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE, EventType
@@ -13,7 +12,7 @@ from evalstop_service.domain.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time, answers
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
@@ -30,7 +29,7 @@ from evalstop_service.webhooks.endpoints import (
 from evalstop_service.webhooks.events import build_schema
 from evalstop_service.webhooks.resend import TestResult, send_test_event
 
-router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+router = create_router("webhooks")
 
 
 URL = r"^mailto:([^\s@,:;<>\x00-\x1f\x7f-\x9f]+@[A-Za-z0-9.-]+|owner)$|^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Commit, Db
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
-router = APIRouter(tags=["health"], route_class=JsonRoute)
+router = create_router("health", prefix="")
 
 
 class Health(Answer):

@@ -6,20 +6,38 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from evalstop_service.web.context import authenticate_request
 from evalstop_service.web.limits import in_thread, to_coroutine
 from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import RESPONSES, Problem
+
+API = "/api/v1"
 
 MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
 """Limits per object and per body; no request needs as many names, and each unknown one is a separate error."""
 
 PROMPT_BYTES = 4096
 """Longer bodies are parsed in a thread: one of 30 KiB may take 0.1 s."""
+
+
+def create_router(*tags: str, prefix: str = API) -> APIRouter:
+    """A router of whole routes, to be added to the app as they are: FastAPI builds routes of included routers twice."""
+    return APIRouter(
+        prefix=prefix,
+        tags=[*tags],
+        route_class=JsonRoute,
+        responses=RESPONSES,
+        generate_unique_id_function=name_operation,
+    )
+
+
+def name_operation(route: APIRoute) -> str:
+    """The id of an operation: the name of its function, a verb and its object, as in `open_run`."""
+    return route.name
 
 
 class JsonRoute(APIRoute):

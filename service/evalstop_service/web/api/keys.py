@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Name, Rule
@@ -13,7 +13,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import Key, KeyLimits, Session
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.schemas import Answer, Items, Page, Scope, Time, answers
 from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
@@ -24,7 +24,7 @@ NetworkIn = Annotated[str, Field(min_length=1, max_length=50), Rule(check_networ
 IdIn = Annotated[UUID, Field(strict=False)]
 KeyId = Annotated[UUID, Path(description="`id` of the key, as returned when it was created or listed")]
 
-router = APIRouter(tags=["keys"], route_class=JsonRoute)
+router = create_router("keys")
 
 
 class KeyIn(Body):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from evalstop_service.decisions.commands import tell_trainer
@@ -23,7 +23,7 @@ from evalstop_service.store import observations, runs
 from evalstop_service.store.observations import PostedObservation, StoredObservation
 from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.web import problems
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import (
     Answer,
     BestCheckpointOut,
@@ -42,7 +42,7 @@ from evalstop_service.web.api.schemas import (
 from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Read, Tell
 from evalstop_service.web.limits import in_thread
 
-router = APIRouter(tags=["observations"], route_class=JsonRoute)
+router = create_router("observations")
 
 MAX_POINTS, MOST_RUNS = 10_000, 1000
 """The most observations and runs of one request."""

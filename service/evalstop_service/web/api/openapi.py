@@ -1,4 +1,4 @@
-"""Completes the OpenAPI document with the schema of policies and the media type of problems, and shows it at /docs."""
+"""Completes the OpenAPI document with the schemas of policies and problems, and shows it at /docs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from evalstop_detectors import describe_document
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
-from evalstop_service.web.problems import MEDIA_TYPE, RESPONSES
+from evalstop_service.web.problems import ProblemDetails
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -37,22 +36,13 @@ TAGS = {
 """The tags that group operations, in the order of the document."""
 
 
-def name_operation(route: APIRoute) -> str:
-    """The id of an operation: the name of its function, a verb and its object, as in `open_run`."""
-    return route.name
-
-
 def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
     """Complete the document that FastAPI generates; repeating this is harmless."""
-    document["components"]["schemas"] |= describe_document(REFERENCE)
-    for schema in document["components"]["schemas"].values():
+    problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+    schemas = document["components"]["schemas"]
+    schemas |= describe_document(REFERENCE) | problem.pop("$defs") | {"ProblemDetails": problem}
+    for schema in schemas.values():
         _name_properties(schema)
-    for path in document["paths"].values():
-        for operation in path.values():
-            for status in RESPONSES:
-                content = operation["responses"][status]["content"]
-                if "application/json" in content:
-                    content[MEDIA_TYPE] = content.pop("application/json")
     return document
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field, RootModel
 
 from evalstop_service.decisions import second_person
@@ -25,13 +25,13 @@ from evalstop_service.store.backtests import Backtest, BacktestFinding
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time, answers
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
-router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
+router = create_router("policies", prefix=f"{API}/policies")
 
 POLICY_DOCUMENT = {
     "name": "patient",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from evalstop_service.domain.confidence_sequences import ALPHA
@@ -14,13 +14,13 @@ from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours, Parks
 from evalstop_service.store import cases
 from evalstop_service.store.cases import Case, CaseFilter, Grouping
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
 from evalstop_service.web.api.run_views import CaseOut
 from evalstop_service.web.api.schemas import Answer, EstimateOut, Limit, Page, PolicyName, answers
 from evalstop_service.web.context import Db, Read
 
-router = APIRouter(tags=["precision"], route_class=JsonRoute)
+router = create_router("precision")
 
 MOST_GROUPINGS = 2
 

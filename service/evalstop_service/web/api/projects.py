@@ -6,7 +6,7 @@ import json
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import JSONResponse
 from msgspec import structs
 from pydantic import Field
@@ -20,7 +20,7 @@ from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
 from evalstop_service.store import projects
 from evalstop_service.store.audit import Author
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, answers
@@ -29,7 +29,7 @@ from evalstop_service.webhooks import channels, events
 from evalstop_service.webhooks.channels import Format
 from evalstop_service.webhooks.event_data import Digest
 
-router = APIRouter(tags=["projects"], route_class=JsonRoute)
+router = create_router("projects")
 
 
 ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]

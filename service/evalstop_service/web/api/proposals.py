@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -15,12 +15,12 @@ from evalstop_service.domain.proposals import ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.schemas import Answer, Page, Time, answers
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 
-router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
+router = create_router("projects", prefix=f"{API}/proposals")
 
 
 ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]

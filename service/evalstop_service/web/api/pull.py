@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Integral, Line
@@ -19,7 +19,7 @@ from evalstop_service.store.endpoints import load_pull_endpoint
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
 from evalstop_service.web.context import (
     Admin,
@@ -40,7 +40,7 @@ from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
 
-router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
+router = create_router("webhooks", prefix=f"{API}/pull/endpoints")
 
 _TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "retry in 10 seconds", headers={"Retry-After": "10"})
 

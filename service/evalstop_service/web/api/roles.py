@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 from evalstop_detectors import ROLES, MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import MOST_EVALS
-from fastapi import APIRouter
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
 
@@ -17,7 +16,7 @@ from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
 from evalstop_service.store.observations import LatestObservation
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, RunId, Stored, answers
 from evalstop_service.web.context import Commit, Ctx, Db, Now, Operate, Read, allowed
@@ -144,7 +143,7 @@ def read_eval_version(metrics: Mapping[str, DeclaredRole]) -> str | None:
     return ", ".join(f"{metric}: {version}" for metric, version in version_of_metric.items()) or None
 
 
-router = APIRouter(route_class=JsonRoute)
+router = create_router()
 
 
 class MetricsIn(Body):

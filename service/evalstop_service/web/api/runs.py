@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from evalstop_service.runs.descriptions import add_step_note, describe_run, remo
 from evalstop_service.store import projects, run_lists, runs
 from evalstop_service.store.ids import new_id
 from evalstop_service.web.api.decisions import read_label
-from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.roles import EvalVersion, Watched, complete_directions, read_eval_version
@@ -39,7 +39,7 @@ from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, Outcome
 from evalstop_service.web.context import Commit, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
 from evalstop_service.webhooks.event_data import Alert
 
-router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
+router = create_router("runs", prefix=f"{API}/runs")
 
 
 MOST_PARAMS = 1000

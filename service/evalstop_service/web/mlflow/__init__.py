@@ -25,9 +25,7 @@ from evalstop_service.web.route_index import RouteIndex
 
 __all__ = ["UPLOADS", "ArtifactFolder", "create_app", "problem_response"]
 
-PREFIX = "/api/2.0"
-
-UPLOADS = f"{PREFIX}{artifacts.PREFIX}/"
+UPLOADS = f"{artifacts.PREFIX}/"
 """Prefix of the paths whose routes read files as they arrive."""
 
 
@@ -44,12 +42,9 @@ def create_app(context: Context, service_metrics: ServiceMetrics, artifact_folde
 @cache
 def _routes() -> list[BaseRoute]:
     """The routes of MLflow's API, built once per process, because that takes FastAPI long."""
-    router = APIRouter()
-    for tracking in (experiments.router, runs.router, artifacts.tracking_router):
-        router.include_router(tracking, prefix=f"{PREFIX}/mlflow")
-    router.include_router(artifacts.router, prefix=PREFIX)
-    router.include_router(_others)
-    return [RouteIndex(router.routes), *router.routes]
+    routers = experiments.router, runs.router, artifacts.tracking_router, artifacts.router, _others
+    routes = [route for router in routers for route in router.routes]
+    return [RouteIndex(routes), *routes]
 
 
 _others = APIRouter()

@@ -30,7 +30,7 @@ from evalstop_service.web.context import Caller, Db, Ingest, ReadOrIngest
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import Root, load_experiment
-from evalstop_service.web.mlflow.protocol import MlflowError, invalid_parameter, not_found
+from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import Document, is_uuid
 from evalstop_service.web.mlflow.run_logger import (
     Logger,
@@ -42,7 +42,7 @@ from evalstop_service.web.mlflow.run_logger import (
 
 _log = logging.getLogger(__name__)
 
-PREFIX = "/mlflow-artifacts/artifacts"
+PREFIX = f"{API}/mlflow-artifacts/artifacts"
 SCHEME = "mlflow-artifacts:"
 """URIs with this scheme are served by the tracking server itself."""
 
@@ -202,7 +202,7 @@ async def _find_artifacts(request: Request) -> ArtifactFolder:
 Artifacts = Annotated[ArtifactFolder, Depends(_find_artifacts)]
 
 router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
-tracking_router = APIRouter(route_class=JsonRoute)
+tracking_router = APIRouter(prefix=f"{API}/mlflow", route_class=JsonRoute)
 
 
 @router.get("")

@@ -19,10 +19,10 @@ from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experime
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Ctx, Db, Ingest, Now, ReadOrIngest
 from evalstop_service.web.mlflow import requests, search
-from evalstop_service.web.mlflow.protocol import MlflowError, invalid_parameter, not_found
+from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import CreateExperiment, Document, SearchExperiments, to_milliseconds
 
-router = APIRouter(prefix="/experiments", route_class=JsonRoute)
+router = APIRouter(prefix=f"{API}/mlflow/experiments", route_class=JsonRoute)
 
 PAGE_BYTES = 4 << 20
 """No item follows in a page of a search after this many bytes, in JSON."""

@@ -19,6 +19,9 @@ from evalstop_service.errors import ServiceError
 from evalstop_service.web import problems
 from evalstop_service.web.problems import Problem
 
+API = "/api/2.0"
+"""Prefix of all of MLflow's routes."""
+
 MAX_DETAILS = 3
 LONGEST_SHOWN = 300
 

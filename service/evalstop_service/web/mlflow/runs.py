@@ -24,13 +24,13 @@ from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db, Read, ReadOrIngest
 from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.experiments import Root, fill_page, find_references, load_experiment, pair_documents
-from evalstop_service.web.mlflow.protocol import invalid_parameter
+from evalstop_service.web.mlflow.protocol import API, invalid_parameter
 from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 from evalstop_service.web.mlflow.run_logger import Logger, RecordedRun, load_recorded, load_run
 
 _NEWEST_FIRST = [Order("attributes", "start_time", True), Order("attributes", "run_id", False)]
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(prefix=f"{API}/mlflow", route_class=JsonRoute)
 
 
 @router.post("/runs/create")

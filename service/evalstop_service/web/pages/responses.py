@@ -157,7 +157,7 @@ class PageRoute(APIRoute):
     """A route whose responses carry the security headers and whose errors are pages."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, to_coroutine(endpoint), **options)
+        super().__init__(path, to_coroutine(endpoint), **{**options, "include_in_schema": False})
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from uuid import UUID
 
 from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 from starlette.types import Scope
 
 from evalstop_service.clock import Clock, utc_now
@@ -67,17 +66,8 @@ def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId 
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
     static_files.install(app)
-    app.router.routes.extend(_build_routes())
-
-
-@cache
-def _build_routes() -> list[BaseRoute]:
-    """The routes of all pages, built once per process, because that takes FastAPI long."""
-    router = APIRouter(include_in_schema=False)
-    for page in PAGES:
-        router.include_router(page.router)
-    router.include_router(_not_found)  # last, because it matches any path
-    return router.routes
+    app.router.routes.extend(route for page in PAGES for route in page.router.routes)
+    app.router.routes.extend(_not_found.routes)  # last, because it matches any path
 
 
 def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
