@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evalstop_detectors import Observation
-from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
-
-from tests.detectors.plateau_drop_reference import clip, estimate_noise
 
 Reference = tuple[float, int | None]
 
@@ -50,18 +47,6 @@ def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Reference
     return length, before[-1].step if length and before else None
 
 
-def floor(detector: Floor, history: Sequence[Observation]) -> Reference:
-    evals = drop_non_finite(history)
-    eval_scores = [clip(clip(item.value) - clip(evals[0].value)) for item in evals]
-    if len(eval_scores) < 3 + detector.k:
-        return 0, None
-    threes = [sum(eval_scores[max(end - 3, 0) : end]) / min(end, 3) for end in range(3, len(eval_scores) + 1)]
-    sd, _ = estimate_noise(eval_scores[:-1], [item.stderr for item in evals[:-1]])
-    allowed = max(detector.sigmas * sd * math.sqrt(4 / 3), detector.share * (max(threes) - threes[0]))
-    value = min(max((threes[0] - max(eval_scores[-detector.k :])) / allowed, 0.0), 1e6) if allowed else 0.0
-    return value, evals[0].step if value else None
-
-
 def count_trailing(flags: Sequence[bool]) -> int:
     """How many flags at the end are true in a row."""
     length = 0
@@ -71,7 +56,6 @@ def count_trailing(flags: Sequence[bool]) -> int:
 
 
 REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Reference]] = {
-    "floor": floor,
     "k_below_best": k_below_best,
     "k_decline": k_decline,
     "non_finite": non_finite,

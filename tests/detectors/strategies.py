@@ -22,7 +22,6 @@ from evalstop_detectors import (
 from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
-from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
@@ -67,7 +66,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         noisy_from=st.sampled_from([0.0, 0.05]),
     ),
     "collapse": st.builds(Collapse, k=st.integers(3, 6), sigmas=st.sampled_from([0.01, 6.0])),
-    "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
     "gao_fit": st.builds(
         GaoFit,

@@ -14,7 +14,6 @@ from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind
 from evalstop_detectors.detectors.divergence import Divergence
-from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
@@ -113,7 +112,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "collapse": Collapse,
     "cusum": Cusum,
     "divergence": Divergence,
-    "floor": Floor,
     "focus": Focus,
     "gao_fit": GaoFit,
     "k_below_best": KBelowBest,

@@ -138,14 +138,14 @@ def require_storable(policy: Policy) -> None:
 
 
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:
-    """The policy with this id, which a run refers to; None, with a warning, if a later release stored it and this one
+    """The policy with this id, which a run refers to; None, with a warning, if another release stored it and this one
     cannot read it."""
     stored = policies.get_policy(tx, policy_id)
     try:
         return policy_from_document(stored.document, stored=True)
     except InvalidPolicy as error:
         log.warning(
-            "policy %s (%s) was stored by a later release and cannot be read: %s", policy_id, stored.reference, error
+            "policy %s (%s) was stored by another release and cannot be read: %s", policy_id, stored.reference, error
         )
         return None
 

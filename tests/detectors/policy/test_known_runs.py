@@ -20,7 +20,6 @@ from evalstop_detectors import (
     choose_best,
     replay,
 )
-from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.k_decline import KDecline
 
 WARMUP_DIP = [3.10, 3.112, 3.125, 3.130, 3.108, 3.09, 3.05, 3.02, 3.00, 2.99]
@@ -145,8 +144,6 @@ def test_fall_after_the_warm_up_or_after_a_gain_is_judged() -> None:
 def test_counting_rules_judge_the_first_evals() -> None:
     """Three declines from the first eval on stop a run under a policy that asks for three declines."""
     assert judge("paper", [0.9, 0.8, 0.7, 0.6], None).step == 4
-    floor = Floor(k=1)
-    assert judge(Policy("floor", (Member(floor, floor.thresholds),)), [0.9, 0.9, 0.9, 0.1], None).step == 4
 
 
 def test_counting_rules_must_suffice_for_an_early_stop() -> None:

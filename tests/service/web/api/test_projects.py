@@ -78,13 +78,14 @@ def test_panel_names_different_detectors_and_is_set_by_admins(service: Service) 
     installation = service.open_client(None, "admin")
     created = expect_json(installation.post("/projects", json={"name": name, "panel": ["cusum"]}), 201)
     tenant = service.open_client(name)
-    for wrong, said in ((["loud"], "k_decline"), (["cusum", "floor", "cusum"], "once"), (["default"], "k_decline")):
+    twice = ["cusum", "plateau_drop", "cusum"]
+    for wrong, said in ((["loud"], "k_decline"), (twice, "once"), (["default"], "k_decline")):
         problem = str(expect_problem(tenant.patch("/project", json={"panel": wrong}), 422))
         assert "panel" in problem
         assert said in problem
     deciding = [{"detector": "k_decline", "id": f"k_decline-{number}"} for number in range(31)]
     expect_json(tenant.post("/policies", json={"name": "early", "members": deciding}), 201)
-    assert "<= 32" in str(expect_problem(tenant.patch("/project", json={"panel": ["cusum", "floor"]}), 422))
+    assert "<= 32" in str(expect_problem(tenant.patch("/project", json={"panel": ["cusum", "plateau_drop"]}), 422))
     expect_problem(service.open_client(name, "ingest", "read", "report", "operate").patch("/project", json={}), 403)
     assert expect_json(tenant.get("/project"), 200) == created
     assert [item["version"] for item in expect_json(tenant.get("/policies/early"), 200)["items"]] == [3, 2, 1]
