@@ -9,7 +9,7 @@ from evalstop_detectors.checkpoint.choice import (
 )
 from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_values, start_combining
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
-from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
+from evalstop_detectors.errors import DetectorError, InvalidPolicy, InvalidRule, OutOfOrder, StaleState
 from evalstop_detectors.observation import ROLES, Column, Columns, MetricRole, Observation, to_columns
 from evalstop_detectors.policy.catalog import (
     DETECTORS,
@@ -42,6 +42,15 @@ from evalstop_detectors.policy.state import (
 from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.params import derive_total_steps, find_total_steps
 from evalstop_detectors.roles.recognition import Role, choose_direction, recognize_roles
+from evalstop_detectors.sweep import (
+    Exploit,
+    GroupCall,
+    GroupMember,
+    GroupRule,
+    Hyperparameter,
+    check_rule,
+    judge_group,
+)
 
 __all__ = [
     "DETECTORS",
@@ -59,9 +68,15 @@ __all__ = [
     "EvalRequests",
     "EvalValue",
     "Evidence",
+    "Exploit",
     "Ground",
+    "GroupCall",
+    "GroupMember",
+    "GroupRule",
     "GuardKind",
+    "Hyperparameter",
     "InvalidPolicy",
+    "InvalidRule",
     "Kind",
     "Member",
     "MetricRole",
@@ -79,6 +94,7 @@ __all__ = [
     "Verdict",
     "advance",
     "advance_parts",
+    "check_rule",
     "choose_best",
     "choose_direction",
     "combine_values",
@@ -89,6 +105,7 @@ __all__ = [
     "find_request",
     "find_total_steps",
     "is_late",
+    "judge_group",
     "name_calls",
     "policy_from_document",
     "policy_to_document",

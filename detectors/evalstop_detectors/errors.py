@@ -2,6 +2,7 @@
 
 DetectorError
 ├── InvalidPolicy
+├── InvalidRule
 ├── StaleState
 └── OutOfOrder
 """
@@ -25,6 +26,10 @@ class InvalidPolicy(DetectorError):
     def __init__(self, detail: str = "", path: tuple[str | int, ...] = ()) -> None:
         super().__init__(detail)
         self.path = path
+
+
+class InvalidRule(DetectorError):
+    """The rule of a group is not valid; the message names the key and its valid values."""
 
 
 class StaleState(DetectorError):

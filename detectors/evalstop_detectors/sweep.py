@@ -1,0 +1,394 @@
+"""Which runs of a sweep are to stop, or to copy a better one: a rule judges a group of runs at equal steps.
+
+Sources     `median`: the Median Stopping Rule (Golovin et al., "Google Vizier", KDD 2017, section 3.2). Stop a run
+            whose best score up to step s is below the median of the running means of the others' scores up to s.
+            `halving`: Asynchronous Successive Halving (Li et al., arXiv 1810.05934, algorithm 2) in the form that
+            stops, as Optuna's SuccessiveHalvingPruner does. Of the n runs that have reached a rung, the best
+            max(1, n // eta) go on.
+            `pbt`: Population Based Training (Jaderberg et al., arXiv 1711.09846, algorithm 1) with truncation
+            selection (section 4.1.1). A run in the bottom share copies one drawn from the top share, and explores by
+            factors or by drawing anew.
+Departs     Scores that differ by less than `sigmas` standard errors of the difference are not ranked; while an error is
+            unknown, nothing is. `sigmas` 0 gives the published comparisons. `median` compares with siblings that still
+            run, too, because the runs of a sweep start together. `halving` judges a run anew when others reach its
+            rung; the paper's promotions are final. Rungs between the same two evals count as one.
+Steps       1. Take the scores of each run's newest eval version and current lineage, and estimate their noise.
+            2. For each live run find the step at which it is compared: its last eval, its highest rung, or the last
+               multiple of `ready_steps` since its lineage began.
+            3. Compare it there with the runs that have an eval at or after that step. `halving` takes the first score
+               from the rung on, the others smooth the scores up to the step.
+Order       The calls depend on the set of members alone. Each draw has a generator of its own, seeded by the seed, the
+            member and the step, so replicas agree.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from evalstop_detectors.checkpoint.choice import Scores
+from evalstop_detectors.checkpoint.smoothing import Floats, fit_scores, smooth_scores
+from evalstop_detectors.errors import InvalidRule
+from evalstop_detectors.summation import LARGEST, find_median
+from evalstop_detectors.wording import format_count, format_percent
+
+FEWEST_FOR_NOISE = 5
+"""Scores from which a run's own noise is estimated; before, the median of its siblings' noise stands for it."""
+
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Half = Annotated[float, Meta(gt=0, le=0.5)]
+_Sigmas = Annotated[float, Meta(ge=0, le=100)]
+_Steps = Annotated[int, Meta(ge=0, le=2**53)]
+_Count = Annotated[int, Meta(ge=1, le=2**53)]
+_Eta = Annotated[int, Meta(ge=2, le=1_000)]
+_Factors = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e6)], ...], Meta(min_length=1, max_length=16)]
+Setting = float | str
+"""The value of a hyperparameter."""
+
+
+def _doc(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class Hyperparameter(Struct, frozen=True, forbid_unknown_fields=True):
+    """How `pbt` explores a hyperparameter: by factors within bounds, or among choices."""
+
+    factors: Annotated[_Factors, _doc("one of these multiplies the value of the run that is copied")] = (0.8, 1.25)
+    low: Annotated[float | None, _doc("the smallest value; null: any")] = None
+    high: Annotated[float | None, _doc("the largest value; null: any")] = None
+    choices: Annotated[tuple[Setting, ...], _doc("the only values: a number moves to a neighbor, a text to any")] = ()
+    resample: Annotated[_Share, _doc("probability of a new value from the whole range, or from all choices")] = 0.0
+
+
+class GroupRule(Struct, frozen=True, forbid_unknown_fields=True):
+    """Compares the runs of a group at equal steps, and stops those that lag, or has them copy a better one."""
+
+    kind: Annotated[Literal["median", "halving", "pbt"], _doc("the rule that compares the runs")]
+    action: Annotated[Literal["stop", "park"], _doc("median, halving: what happens to the job of a run")] = "stop"
+    mode: Annotated[Literal["shadow", "enforce"], _doc("shadow: decisions are only recorded")] = "shadow"
+    from_step: Annotated[_Steps, _doc("median: no run is stopped before this step")] = 0
+    fewest: Annotated[_Count, _doc("no run is compared with fewer siblings than this at its step")] = 3
+    first_rung: Annotated[_Count, _doc("halving: the step of the first rung")] = 1
+    eta: Annotated[_Eta, _doc("halving: one run in `eta` goes on; the next rung is at `eta` times the step")] = 3
+    ready_steps: Annotated[_Steps, _doc("pbt: a run is compared each time it has made so many steps")] = 0
+    share: Annotated[_Half, _doc("pbt: the bottom share that copies, and the top share that is copied")] = 0.25
+    sigmas: Annotated[_Sigmas, _doc("standard errors by which scores must differ to be ranked; 0: by any")] = 1.0
+    most_share: Annotated[_Share, _doc("at most this share of the live runs is being stopped at once")] = 0.5
+    hyperparameters: Annotated[dict[str, Hyperparameter], _doc("pbt: those that are explored, by name")] = {}
+
+
+class GroupMember(Struct, frozen=True, eq=False):
+    """What was observed of a run of the group.
+
+    `scores`: of its current lineage, higher is better. `since`: the step at which its lineage began: 0, or the step of
+    the checkpoint that it copied last. `is_live`: it runs, and nothing is decided about it; others are compared with,
+    but never called, and never a source.
+    """
+
+    id: str
+    scores: Scores
+    since: int = 0
+    is_live: bool = True
+    hyperparameters: dict[str, Setting] = {}
+
+
+class Exploit(Struct, frozen=True):
+    """The checkpoint that a run is to load, and the hyperparameters that it is to go on with."""
+
+    source_run: Annotated[str, _doc("the id of the run that is copied")]
+    source_step: Annotated[int, _doc("the step of its checkpoint")]
+    source_checkpoint: Annotated[str, _doc("the URI of its checkpoint")]
+    hyperparameters: Annotated[dict[str, Setting], _doc("those of the run that is copied, explored")]
+
+
+class GroupCall(Struct, frozen=True):
+    """A member is to stop or, with a `source`, to copy another one."""
+
+    member: Annotated[str, _doc("the id of the run")]
+    step: Annotated[int, _doc("the step at which it was compared: its last eval, its rung, or where it was ready")]
+    reason: Annotated[str, _doc("the reason, for people")]
+    score: Annotated[float, _doc("its score as compared; higher is better")]
+    compared_with: Annotated[float, _doc("the score that it falls short of")]
+    source: Annotated[Exploit | None, _doc("what it is to copy; null: it is to stop")] = None
+
+
+def check_rule(rule: GroupRule) -> None:
+    """Raise InvalidRule if a value is out of its range, or belongs to another kind of rule."""
+    try:
+        msgspec.convert(msgspec.to_builtins(rule), GroupRule)
+    except msgspec.ValidationError as error:
+        raise InvalidRule(str(error)) from None
+    if rule.kind == "pbt" and (not rule.ready_steps or rule.action != "stop"):
+        raise InvalidRule(
+            "A rule of kind pbt needs `ready_steps`, after how many steps a run is compared, and no park."
+        )
+    if rule.kind != "pbt" and (rule.hyperparameters or rule.ready_steps):
+        raise InvalidRule(f"`hyperparameters` and `ready_steps` are for the kind pbt, not for {rule.kind}.")
+    if rule.from_step and rule.kind != "median":
+        raise InvalidRule(f"`from_step` is for the kind median, not for {rule.kind}.")
+    for name, item in rule.hyperparameters.items():
+        bounds = [bound for bound in (item.low, item.high) if bound is not None]
+        if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
+            raise InvalidRule(f"`low` and `high` of {name} must be finite, and `low` not above `high`.")
+        if bounds and item.choices:
+            raise InvalidRule(f"{name} has `choices`; leave out `low` and `high`.")
+        if item.resample and not item.choices and len(bounds) < 2:
+            raise InvalidRule(f"{name} is to be drawn anew; give `low` and `high`, or `choices`.")
+
+
+def judge_group(rule: GroupRule, members: Sequence[GroupMember], seed: int) -> list[GroupCall]:
+    """The calls of a valid rule for these members, ordered by their ids.
+
+    >>> from evalstop_detectors import Score
+    >>> curves = {"a": [1, 2, 3], "b": [1, 3, 4], "c": [2, 2, 5], "d": [0, 1, 1]}
+    >>> members = [
+    ...     GroupMember(name, Scores().add_scores(Score(step, float(value), 0.0) for step, value in enumerate(curve)))
+    ...     for name, curve in curves.items()
+    ... ]
+    >>> [(call.member, call.score, call.compared_with) for call in judge_group(GroupRule("median"), members, seed=0)]
+    [('d', 1.0, 2.6666666666666665)]
+    """
+    curves = _read_curves(sorted(members, key=lambda member: member.id))
+    if rule.kind == "median":
+        return _judge_medians(rule, curves)
+    if rule.kind == "halving":
+        return _judge_rungs(rule, curves)
+    return _judge_population(rule, curves, seed)
+
+
+class _Curve(NamedTuple):
+    """A member's scores by ascending step, at least one, with the standard error of each; NaN where unknown."""
+
+    member: GroupMember
+    steps: list[int]
+    values: Floats
+    errors: Floats
+
+
+class _Standing(NamedTuple):
+    """What a member is compared by at a step, and its standard error; NaN if unknown."""
+
+    member: GroupMember
+    value: float
+    error: float
+
+    def call(
+        self, rule: GroupRule, step: int, other: _Standing, reason: str, source: Exploit | None = None
+    ) -> GroupCall:
+        """That it falls short of the other."""
+        error = math.hypot(self.error, other.error)
+        if rule.sigmas and error:
+            reason += f", by {(other.value - self.value) / error:.1f} standard errors; {rule.sigmas:g} are needed"
+        return GroupCall(self.member.id, step, reason, self.value, other.value, source)
+
+    def lags(self, other: _Standing, sigmas: float) -> bool:
+        """Whether it is below the other by more than this many standard errors of the difference."""
+        # An unknown error is NaN, and a comparison with NaN is false; without sigmas the error does not matter.
+        margin = sigmas * math.hypot(self.error, other.error) if sigmas else 0.0
+        return self.value + margin < other.value
+
+
+def _read_curves(members: Sequence[GroupMember]) -> list[_Curve]:
+    """The curves of the members that have scores, in the same order."""
+    curves = []
+    for member in members:
+        scores, since = member.scores, member.since
+        # Other versions were measured differently. The score at the step of a copy is that of the source.
+        kept = (scores.versions == scores.versions[-1:]) & ((scores.steps > since) | (since == 0))
+        if kept.any():
+            values, errors = np.clip(scores.values[kept], -LARGEST, LARGEST), scores.stderrs[kept]
+            known = np.where((errors >= 0) & (errors <= LARGEST), errors, math.nan)
+            curves.append(_Curve(member, scores.steps[kept].tolist(), values, known))
+    noises = [smooth_scores(c.values).noise if len(c.values) >= FEWEST_FOR_NOISE else math.nan for c in curves]
+    measured = [noise for noise in noises if noise == noise]
+    typical = find_median(measured) if measured else math.nan
+    own = [typical if noise != noise else noise for noise in noises]
+    return [
+        curve._replace(errors=np.where(np.isnan(curve.errors), noise, curve.errors))
+        for curve, noise in zip(curves, own, strict=True)
+    ]
+
+
+def _compare(
+    rule: GroupRule,
+    curves: Sequence[_Curve],
+    find_step: Callable[[_Curve], int | None],
+    stand: Callable[[_Curve, int], _Standing | None],
+) -> Iterator[tuple[_Curve, _Standing, int, list[_Standing]]]:
+    """Each live member that has enough siblings at its step: its curve, its standing, the step, and the standings of
+    all, itself too, from the best to the worst."""
+
+    @cache  # most members of a group are at the same step
+    def rank(step: int) -> list[_Standing]:
+        # Evals may arrive late: only one at or after the step shows that those before it are there.
+        standings = [stand(curve, step) for curve in curves if curve.steps[-1] >= step]
+        # Equals stay in the order of ids.
+        return sorted([item for item in standings if item is not None], key=lambda item: -item.value)
+
+    for curve in curves:
+        if not curve.member.is_live or (step := find_step(curve)) is None or len(ranked := rank(step)) <= rule.fewest:
+            continue
+        for own in ranked:
+            if own.member is curve.member:
+                yield curve, own, step, ranked
+
+
+def _judge_medians(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
+    calls = []
+    for curve, own, step, ranked in _compare(rule, curves, lambda curve: curve.steps[-1], _average):
+        best = _smooth(curve, step, at_best=True)
+        if step < rule.from_step or best is None:
+            continue
+        others = [item for item in ranked if item is not own]
+        low, high = others[len(others) // 2], others[(len(others) - 1) // 2]
+        # The error of the one or two in the middle: that of a median of many is smaller.
+        error = low.error if low is high else math.hypot(low.error, high.error) / 2
+        median = _Standing(curve.member, (low.value + high.value) / 2, error)
+        if best.lags(median, rule.sigmas):
+            reason = (
+                f"its best score by step {step}, {best.value:.4g}, is below the median of the running means of "
+                f"{format_count(len(others), 'sibling')}, {median.value:.4g}"
+            )
+            calls.append(best.call(rule, step, median, reason))
+    return calls
+
+
+def _judge_rungs(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
+    def find_rung(curve: _Curve) -> int | None:
+        rung = rule.first_rung
+        while rung * rule.eta <= curve.steps[-1]:
+            rung *= rule.eta
+        return rung if rung <= curve.steps[-1] else None
+
+    calls = []
+    for _, own, rung, ranked in _compare(rule, curves, find_rung, _pick):
+        kept = max(1, len(ranked) // rule.eta)
+        last = ranked[kept - 1]
+        if own.lags(last, rule.sigmas):
+            reason = (
+                f"its score {own.value:.4g} at the rung of step {rung} is not among the best {kept} of {len(ranked)}, "
+                f"which have at least {last.value:.4g}"
+            )
+            calls.append(own.call(rule, rung, last, reason))
+    return calls
+
+
+def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> list[GroupCall]:
+    """1. Find the members in the bottom share at the step at which each is ready.
+    2. For each, by id, draw a source from the top share there, if possible one that lags nowhere. What is being copied
+       is not called, and what is called is not copied: of two that would copy each other, the first does.
+    """
+
+    def find_ready(curve: _Curve) -> int | None:
+        rounds = (curve.steps[-1] - curve.member.since) // rule.ready_steps
+        return curve.member.since + rounds * rule.ready_steps if rounds > 0 else None
+
+    lagging = []
+    for _, own, step, ranked in _compare(rule, curves, find_ready, _smooth):
+        # A share such as 0.29 times 100 is slightly less than 29.
+        count = max(1, math.floor(rule.share * len(ranked) + 1e-9))
+        if own in ranked[-count:]:
+            top = [item for item in ranked[:count] if item.member.is_live and own.lags(item, rule.sigmas)]
+            lagging.append((own, step, len(ranked), [item for item in top if _list_checkpoints(item.member, step)]))
+    behind = {own.member.id for own, *_ in lagging}
+    calls: list[GroupCall] = []
+    called, copied = set[str](), set[str]()
+    for own, step, compared, top in lagging:
+        sources = [item for item in top if item.member.id not in called]
+        sources = [item for item in sources if item.member.id not in behind] or sources
+        if not sources or own.member.id in copied:
+            continue
+        generator = random.Random(f"{seed} {own.member.id} {step}")
+        source = generator.choice(sources)
+        called.add(own.member.id)
+        copied.add(source.member.id)
+        saved = _list_checkpoints(source.member, step)[-1]
+        hyperparameters = _explore_all(rule, source.member, generator)
+        exploit = Exploit(source.member.id, saved, source.member.scores.addresses[saved], hyperparameters)
+        reason = (
+            f"its score {own.value:.4g} at step {step} is in the bottom {format_percent(rule.share)} of "
+            f"{compared} runs; it copies one of the top, with {source.value:.4g}"
+        )
+        calls.append(own.call(rule, step, source, reason, exploit))
+    return calls
+
+
+def _average(curve: _Curve, step: int) -> _Standing | None:
+    """By the mean of the scores up to the step."""
+    if not (count := bisect_right(curve.steps, step)):
+        return None
+    error = _add_errors(curve.errors[:count]) / count
+    return _Standing(curve.member, math.fsum(curve.values[:count].tolist()) / count, error)
+
+
+def _pick(curve: _Curve, step: int) -> _Standing:
+    """By the first score from the step on."""
+    place = bisect_left(curve.steps, step)
+    return _Standing(curve.member, float(curve.values[place]), float(curve.errors[place]))
+
+
+def _smooth(curve: _Curve, step: int, at_best: bool = False) -> _Standing | None:
+    """By the last, or the best, of the smoothed scores up to the step; scores without noise are not smoothed."""
+    if not (count := bisect_right(curve.steps, step)):
+        return None
+    values, errors = curve.values[:count], curve.errors[:count]
+    if not errors.any():
+        return _Standing(curve.member, float(values.max() if at_best else values[-1]), 0.0)
+    fit = fit_scores(values, errors)
+    means = fit.frame.outward(fit.smooth(values), float(values.min()), float(values.max()))
+    place = int(np.argmax(means)) if at_best else count - 1
+    error = _add_errors(errors) / math.sqrt(count)
+    # The fit takes the range of the scores for the largest noise, which is too little when they are few.
+    if fit.sd and error == error:
+        error = max(error, fit.frame.width_outward(fit.sd)) * fit.stderr(place, count) / fit.sd
+    return _Standing(curve.member, float(means[place]), error)
+
+
+def _add_errors(errors: Floats) -> float:
+    """The standard error of a sum."""
+    return math.sqrt(math.fsum((errors * errors).tolist()))
+
+
+def _list_checkpoints(member: GroupMember, step: int) -> list[int]:
+    """The steps of the checkpoints of its lineage up to this step."""
+    saved = member.scores.saved.tolist()
+    return [item for item in saved if item <= step and (item > member.since or not member.since)]
+
+
+def _explore_all(rule: GroupRule, source: GroupMember, generator: random.Random) -> dict[str, Setting]:
+    """The hyperparameters of the source, those that the rule names changed."""
+    explored = dict(source.hyperparameters)
+    for name in sorted(rule.hyperparameters):
+        value = _explore(rule.hyperparameters[name], explored.get(name), generator)
+        if value is not None:
+            explored[name] = value
+    return explored
+
+
+def _explore(item: Hyperparameter, value: Setting | None, generator: random.Random) -> Setting | None:
+    """A new value from that of the source; None: it has none, and there is no range to draw it from."""
+    is_redrawn = generator.random() < item.resample or value is None
+    if item.choices:
+        numbers = [choice for choice in item.choices if not isinstance(choice, str)]
+        if is_redrawn or not isinstance(value, float | int) or len(numbers) < len(item.choices):
+            return generator.choice(item.choices)
+        distances = [abs(number - value) for number in numbers]
+        place = distances.index(min(distances)) + generator.choice((-1, 1))
+        return numbers[min(max(place, 0), len(numbers) - 1)]
+    low, high = item.low, item.high
+    if is_redrawn and low is not None and high is not None:
+        # Over orders of magnitude where it can be: most hyperparameters are factors.
+        value = math.exp(generator.uniform(math.log(low), math.log(high))) if low > 0 else generator.uniform(low, high)
+    elif isinstance(value, float | int):
+        value *= generator.choice(item.factors)
+    else:
+        return value
+    return min(max(value, -math.inf if low is None else low), math.inf if high is None else high)
