@@ -149,19 +149,15 @@ def judge_group(rule: GroupRule, members: Sequence[GroupMember], seed: int) -> l
 
     >>> from evalstop_detectors import Score
     >>> curves = {"a": [1, 2, 3], "b": [1, 3, 4], "c": [2, 2, 5], "d": [0, 1, 1]}
-    >>> members = [
-    ...     GroupMember(name, Scores().add_scores(Score(step, float(value), 0.0) for step, value in enumerate(curve)))
-    ...     for name, curve in curves.items()
-    ... ]
+    >>> scores = {name: [Score(step, float(value), 0.0) for step, value in enumerate(curves[name])] for name in curves}
+    >>> members = [GroupMember(name, Scores().add_scores(scores[name])) for name in curves]
     >>> [(call.member, call.score, call.compared_with) for call in judge_group(GroupRule("median"), members, seed=0)]
     [('d', 1.0, 2.6666666666666665)]
     """
     curves = _read_curves(sorted(members, key=lambda member: member.id))
-    if rule.kind == "median":
-        return _judge_medians(rule, curves)
-    if rule.kind == "halving":
-        return _judge_rungs(rule, curves)
-    return _judge_population(rule, curves, seed)
+    if rule.kind == "pbt":
+        return _judge_population(rule, curves, seed)
+    return _judge_medians(rule, curves) if rule.kind == "median" else _judge_rungs(rule, curves)
 
 
 class _Curve(NamedTuple):
@@ -180,20 +176,18 @@ class _Standing(NamedTuple):
     value: float
     error: float
 
-    def call(
-        self, rule: GroupRule, step: int, other: _Standing, reason: str, source: Exploit | None = None
-    ) -> GroupCall:
-        """That it falls short of the other."""
-        error = math.hypot(self.error, other.error)
-        if rule.sigmas and error:
-            reason += f", by {(other.value - self.value) / error:.1f} standard errors; {rule.sigmas:g} are needed"
-        return GroupCall(self.member.id, step, reason, self.value, other.value, source)
-
     def lags(self, other: _Standing, sigmas: float) -> bool:
         """Whether it is below the other by more than this many standard errors of the difference."""
         # An unknown error is NaN, and a comparison with NaN is false; without sigmas the error does not matter.
         margin = sigmas * math.hypot(self.error, other.error) if sigmas else 0.0
         return self.value + margin < other.value
+
+    def call(self, sigmas: float, step: int, other: _Standing, reason: str, source: Exploit | None = None) -> GroupCall:
+        """That it falls short of the other."""
+        error = math.hypot(self.error, other.error)
+        if sigmas and error:
+            reason += f", by {(other.value - self.value) / error:.1f} standard errors ({sigmas:g} needed)"
+        return GroupCall(self.member.id, step, reason, self.value, other.value, source)
 
 
 def _read_curves(members: Sequence[GroupMember]) -> list[_Curve]:
@@ -207,46 +201,46 @@ def _read_curves(members: Sequence[GroupMember]) -> list[_Curve]:
             values, errors = np.clip(scores.values[kept], -LARGEST, LARGEST), scores.stderrs[kept]
             known = np.where((errors >= 0) & (errors <= LARGEST), errors, math.nan)
             curves.append(_Curve(member, scores.steps[kept].tolist(), values, known))
+    if not any(np.isnan(curve.errors).any() for curve in curves):
+        return curves
     noises = [smooth_scores(c.values).noise if len(c.values) >= FEWEST_FOR_NOISE else math.nan for c in curves]
     measured = [noise for noise in noises if noise == noise]
     typical = find_median(measured) if measured else math.nan
-    own = [typical if noise != noise else noise for noise in noises]
-    return [
-        curve._replace(errors=np.where(np.isnan(curve.errors), noise, curve.errors))
-        for curve, noise in zip(curves, own, strict=True)
-    ]
+    for place, (curve, noise) in enumerate(zip(curves, noises, strict=True)):
+        errors = np.where(np.isnan(curve.errors), noise if noise == noise else typical, curve.errors)
+        curves[place] = curve._replace(errors=errors)
+    return curves
 
 
 def _compare(
     rule: GroupRule,
     curves: Sequence[_Curve],
     find_step: Callable[[_Curve], int | None],
-    stand: Callable[[_Curve, int], _Standing | None],
+    stand: Callable[[_Curve, int], _Standing],
 ) -> Iterator[tuple[_Curve, _Standing, int, list[_Standing]]]:
-    """Each live member that has enough siblings at its step: its curve, its standing, the step, and the standings of
-    all, itself too, from the best to the worst."""
+    """For each live member with enough siblings at its step: its curve and standing, the step, and all standings."""
 
     @cache  # most members of a group are at the same step
     def rank(step: int) -> list[_Standing]:
         # Evals may arrive late: only one at or after the step shows that those before it are there.
-        standings = [stand(curve, step) for curve in curves if curve.steps[-1] >= step]
-        # Equals stay in the order of ids.
-        return sorted([item for item in standings if item is not None], key=lambda item: -item.value)
+        reached = [curve for curve in curves if curve.steps[-1] >= step]
+        begun = [curve for curve in reached if rule.kind == "halving" or curve.steps[0] <= step]
+        # The best first; equals stay in the order of ids.
+        return sorted([stand(curve, step) for curve in begun], key=lambda item: -item.value)
 
     for curve in curves:
-        if not curve.member.is_live or (step := find_step(curve)) is None or len(ranked := rank(step)) <= rule.fewest:
-            continue
-        for own in ranked:
-            if own.member is curve.member:
-                yield curve, own, step, ranked
+        step = find_step(curve) if curve.member.is_live else None
+        if step is not None and len(ranked := rank(step)) > rule.fewest:
+            yield from ((curve, own, step, ranked) for own in ranked if own.member is curve.member)
 
 
 def _judge_medians(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
+    def find_last(curve: _Curve) -> int | None:
+        return curve.steps[-1] if curve.steps[-1] >= rule.from_step else None
+
     calls = []
-    for curve, own, step, ranked in _compare(rule, curves, lambda curve: curve.steps[-1], _average):
+    for curve, own, step, ranked in _compare(rule, curves, find_last, _average):
         best = _smooth(curve, step, at_best=True)
-        if step < rule.from_step or best is None:
-            continue
         others = [item for item in ranked if item is not own]
         low, high = others[len(others) // 2], others[(len(others) - 1) // 2]
         # The error of the one or two in the middle: that of a median of many is smaller.
@@ -257,7 +251,7 @@ def _judge_medians(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]
                 f"its best score by step {step}, {best.value:.4g}, is below the median of the running means of "
                 f"{format_count(len(others), 'sibling')}, {median.value:.4g}"
             )
-            calls.append(best.call(rule, step, median, reason))
+            calls.append(best.call(rule.sigmas, step, median, reason))
     return calls
 
 
@@ -277,7 +271,7 @@ def _judge_rungs(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
                 f"its score {own.value:.4g} at the rung of step {rung} is not among the best {kept} of {len(ranked)}, "
                 f"which have at least {last.value:.4g}"
             )
-            calls.append(own.call(rule, rung, last, reason))
+            calls.append(own.call(rule.sigmas, rung, last, reason))
     return calls
 
 
@@ -317,14 +311,13 @@ def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> l
             f"its score {own.value:.4g} at step {step} is in the bottom {format_percent(rule.share)} of "
             f"{compared} runs; it copies one of the top, with {source.value:.4g}"
         )
-        calls.append(own.call(rule, step, source, reason, exploit))
+        calls.append(own.call(rule.sigmas, step, source, reason, exploit))
     return calls
 
 
-def _average(curve: _Curve, step: int) -> _Standing | None:
+def _average(curve: _Curve, step: int) -> _Standing:
     """By the mean of the scores up to the step."""
-    if not (count := bisect_right(curve.steps, step)):
-        return None
+    count = bisect_right(curve.steps, step)
     error = _add_errors(curve.errors[:count]) / count
     return _Standing(curve.member, math.fsum(curve.values[:count].tolist()) / count, error)
 
@@ -335,10 +328,9 @@ def _pick(curve: _Curve, step: int) -> _Standing:
     return _Standing(curve.member, float(curve.values[place]), float(curve.errors[place]))
 
 
-def _smooth(curve: _Curve, step: int, at_best: bool = False) -> _Standing | None:
+def _smooth(curve: _Curve, step: int, at_best: bool = False) -> _Standing:
     """By the last, or the best, of the smoothed scores up to the step; scores without noise are not smoothed."""
-    if not (count := bisect_right(curve.steps, step)):
-        return None
+    count = bisect_right(curve.steps, step)
     values, errors = curve.values[:count], curve.errors[:count]
     if not errors.any():
         return _Standing(curve.member, float(values.max() if at_best else values[-1]), 0.0)
@@ -365,12 +357,9 @@ def _list_checkpoints(member: GroupMember, step: int) -> list[int]:
 
 def _explore_all(rule: GroupRule, source: GroupMember, generator: random.Random) -> dict[str, Setting]:
     """The hyperparameters of the source, those that the rule names changed."""
-    explored = dict(source.hyperparameters)
-    for name in sorted(rule.hyperparameters):
-        value = _explore(rule.hyperparameters[name], explored.get(name), generator)
-        if value is not None:
-            explored[name] = value
-    return explored
+    before, rules = source.hyperparameters, sorted(rule.hyperparameters.items())
+    explored = {name: _explore(item, before.get(name), generator) for name, item in rules}
+    return before | {name: value for name, value in explored.items() if value is not None}
 
 
 def _explore(item: Hyperparameter, value: Setting | None, generator: random.Random) -> Setting | None:
