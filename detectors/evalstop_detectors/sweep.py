@@ -50,8 +50,7 @@ _Steps = Annotated[int, Meta(ge=0, le=2**53)]
 _Count = Annotated[int, Meta(ge=1, le=2**53)]
 _Eta = Annotated[int, Meta(ge=2, le=1_000)]
 _Factors = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e6)], ...], Meta(min_length=1, max_length=16)]
-Setting = float | str
-"""The value of a hyperparameter."""
+Setting = float | str  # the value of a hyperparameter
 
 
 def _doc(description: str) -> Meta:
@@ -128,7 +127,7 @@ def check_rule(rule: GroupRule) -> None:
         raise InvalidRule(str(error)) from None
     if rule.kind == "pbt" and (not rule.ready_steps or rule.action != "stop"):
         raise InvalidRule(
-            "A rule of kind pbt needs `ready_steps`, after how many steps a run is compared, and no park."
+            "A rule of kind pbt needs `ready_steps`, the steps between comparisons, and cannot park runs."
         )
     if rule.kind != "pbt" and (rule.hyperparameters or rule.ready_steps):
         raise InvalidRule(f"`hyperparameters` and `ready_steps` are for the kind pbt, not for {rule.kind}.")

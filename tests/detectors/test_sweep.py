@@ -257,7 +257,11 @@ def test_halving_without_noise_is_optunas_pruner(data: st.DataObject, eta: int, 
             if is_pruned:
                 break
         ended.append(GroupMember(str(number), scores, is_live=False))
-        study.tell(trial, state=optuna.trial.TrialState.PRUNED if is_pruned else optuna.trial.TrialState.COMPLETE)
+        study.tell(
+            trial,
+            None if is_pruned else value,
+            optuna.trial.TrialState.PRUNED if is_pruned else optuna.trial.TrialState.COMPLETE,
+        )
 
 
 def test_runs_are_compared_at_equal_steps() -> None:
