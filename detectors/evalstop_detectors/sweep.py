@@ -17,18 +17,18 @@ Steps       1. Take the scores of each run's newest eval version and current lin
                multiple of `ready_steps` since its lineage began.
             3. Compare it there with the runs that have an eval at or after that step. `halving` takes the first score
                from the rung on, the others smooth the scores up to the step.
-Order       The calls depend on the set of members alone. Each draw has a generator of its own, seeded by the seed, the
-            member and the step, so replicas agree.
+Order       The calls depend on the set of members alone. Draws are hashes of the seed, the member and the step, so
+            replicas agree.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ _Count = Annotated[int, Meta(ge=1, le=2**53)]
 _Eta = Annotated[int, Meta(ge=2, le=1_000)]
 _Factors = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e6)], ...], Meta(min_length=1, max_length=16)]
 Setting = float | str  # the value of a hyperparameter
+Option = TypeVar("Option")
 
 
 def _doc(description: str) -> Meta:
@@ -129,10 +130,9 @@ def check_rule(rule: GroupRule) -> None:
         raise InvalidRule(
             "A rule of kind pbt needs `ready_steps`, the steps between comparisons, and cannot park runs."
         )
-    if rule.kind != "pbt" and (rule.hyperparameters or rule.ready_steps):
-        raise InvalidRule(f"`hyperparameters` and `ready_steps` are for the kind pbt, not for {rule.kind}.")
-    if rule.from_step and rule.kind != "median":
-        raise InvalidRule(f"`from_step` is for the kind median, not for {rule.kind}.")
+    for key, kind in (("hyperparameters", "pbt"), ("ready_steps", "pbt"), ("from_step", "median")):
+        if getattr(rule, key) and rule.kind != kind:
+            raise InvalidRule(f"`{key}` is for rules of kind {kind}, not {rule.kind}.")
     for name, item in rule.hyperparameters.items():
         bounds = [bound for bound in (item.low, item.high) if bound is not None]
         if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
@@ -276,8 +276,8 @@ def _judge_rungs(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
 
 def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> list[GroupCall]:
     """1. Find the members in the bottom share at the step at which each is ready.
-    2. For each, by id, draw a source from the top share there, if possible one that lags nowhere. What is being copied
-       is not called, and what is called is not copied: of two that would copy each other, the first does.
+    2. For each, by id, draw a source from the top share there. What is being copied is not called, and what is called
+       is not copied: of two that would copy each other, the first does.
     """
 
     def find_ready(curve: _Curve) -> int | None:
@@ -291,21 +291,22 @@ def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> l
         if own in ranked[-count:]:
             top = [item for item in ranked[:count] if item.member.is_live and own.lags(item, rule.sigmas)]
             lagging.append((own, step, len(ranked), [item for item in top if _list_checkpoints(item.member, step)]))
-    behind = {own.member.id for own, *_ in lagging}
     calls: list[GroupCall] = []
     called, copied = set[str](), set[str]()
     for own, step, compared, top in lagging:
         sources = [item for item in top if item.member.id not in called]
-        sources = [item for item in sources if item.member.id not in behind] or sources
         if not sources or own.member.id in copied:
             continue
-        generator = random.Random(f"{seed} {own.member.id} {step}")
-        source = generator.choice(sources)
+        key = f"{seed} {own.member.id} {step}"
+        source = _choose(sources, key)
         called.add(own.member.id)
         copied.add(source.member.id)
-        saved = _list_checkpoints(source.member, step)[-1]
-        hyperparameters = _explore_all(rule, source.member, generator)
-        exploit = Exploit(source.member.id, saved, source.member.scores.addresses[saved], hyperparameters)
+        found = source.member
+        saved, explored = _list_checkpoints(found, step)[-1], found.hyperparameters.copy()
+        for name, item in rule.hyperparameters.items():
+            if (value := _explore(item, explored.get(name), f"{key} {name}")) is not None:
+                explored[name] = value
+        exploit = Exploit(found.id, saved, found.scores.addresses[saved], explored)
         reason = (
             f"its score {own.value:.4g} at step {step} is in the bottom {format_percent(rule.share)} of "
             f"{compared} runs; it copies one of the top, with {source.value:.4g}"
@@ -317,8 +318,8 @@ def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> l
 def _average(curve: _Curve, step: int) -> _Standing:
     """By the mean of the scores up to the step."""
     count = bisect_right(curve.steps, step)
-    error = _add_errors(curve.errors[:count]) / count
-    return _Standing(curve.member, math.fsum(curve.values[:count].tolist()) / count, error)
+    error = math.hypot(*curve.errors[:count]) / count
+    return _Standing(curve.member, math.fsum(curve.values[:count]) / count, error)
 
 
 def _pick(curve: _Curve, step: int) -> _Standing:
@@ -336,16 +337,11 @@ def _smooth(curve: _Curve, step: int, at_best: bool = False) -> _Standing:
     fit = fit_scores(values, errors)
     means = fit.frame.outward(fit.smooth(values), float(values.min()), float(values.max()))
     place = int(np.argmax(means)) if at_best else count - 1
-    error = _add_errors(errors) / math.sqrt(count)
+    error = math.hypot(*errors) / math.sqrt(count)
     # The fit takes the range of the scores for the largest noise, which is too little when they are few.
     if fit.sd and error == error:
         error = max(error, fit.frame.width_outward(fit.sd)) * fit.stderr(place, count) / fit.sd
     return _Standing(curve.member, float(means[place]), error)
-
-
-def _add_errors(errors: Floats) -> float:
-    """The standard error of a sum."""
-    return math.sqrt(math.fsum((errors * errors).tolist()))
 
 
 def _list_checkpoints(member: GroupMember, step: int) -> list[int]:
@@ -354,29 +350,32 @@ def _list_checkpoints(member: GroupMember, step: int) -> list[int]:
     return [item for item in saved if item <= step and (item > member.since or not member.since)]
 
 
-def _explore_all(rule: GroupRule, source: GroupMember, generator: random.Random) -> dict[str, Setting]:
-    """The hyperparameters of the source, those that the rule names changed."""
-    before, rules = source.hyperparameters, sorted(rule.hyperparameters.items())
-    explored = {name: _explore(item, before.get(name), generator) for name, item in rules}
-    return before | {name: value for name, value in explored.items() if value is not None}
-
-
-def _explore(item: Hyperparameter, value: Setting | None, generator: random.Random) -> Setting | None:
+def _explore(item: Hyperparameter, value: Setting | None, key: str) -> Setting | None:
     """A new value from that of the source; None: it has none, and there is no range to draw it from."""
-    is_redrawn = generator.random() < item.resample or value is None
+    is_redrawn = value is None or _draw(f"{key} resample") < item.resample
     if item.choices:
         numbers = [choice for choice in item.choices if not isinstance(choice, str)]
         if is_redrawn or not isinstance(value, float | int) or len(numbers) < len(item.choices):
-            return generator.choice(item.choices)
+            return _choose(item.choices, key)
         distances = [abs(number - value) for number in numbers]
-        place = distances.index(min(distances)) + generator.choice((-1, 1))
+        place = distances.index(min(distances)) + _choose((-1, 1), key)
         return numbers[min(max(place, 0), len(numbers) - 1)]
     low, high = item.low, item.high
     if is_redrawn and low is not None and high is not None:
         # Over orders of magnitude where it can be: most hyperparameters are factors.
-        value = math.exp(generator.uniform(math.log(low), math.log(high))) if low > 0 else generator.uniform(low, high)
+        share = _draw(key)
+        value = low * (high / low) ** share if low > 0 else low + (high - low) * share
     elif isinstance(value, float | int):
-        value *= generator.choice(item.factors)
+        value *= _choose(item.factors, key)
     else:
         return value
     return min(max(value, -math.inf if low is None else low), math.inf if high is None else high)
+
+
+def _choose(options: Sequence[Option], key: str) -> Option:
+    return options[int(_draw(key) * len(options))]
+
+
+def _draw(key: str) -> float:
+    """A number of at least 0 and below 1, which is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6]) / 2**48
