@@ -45,7 +45,6 @@ from evalstop_service.web.api import (
     audit,
     checkpoints,
     decisions,
-    deliveries,
     endpoints,
     health,
     keys,
@@ -62,14 +61,13 @@ from evalstop_service.web.api import (
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.json_body import API, name_operation
-from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies
+from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies, create_identify
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders, SubPath
 from evalstop_service.web.route_index import RouteIndex
-from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -80,7 +78,7 @@ prepare_structs()  # here, because no thread can decode a struct before this mod
 
 RESOURCES = (
     *(projects, keys, policies, runs, roles, observations),
-    *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals, health),
+    *(checkpoints, decisions, endpoints, pull, audit, precision, proposals, health),
 )
 
 MLFLOW = "/mlflow"

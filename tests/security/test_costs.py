@@ -16,7 +16,7 @@ from evalstop_service.ingest.messages import REPLAYS, CostlyRuns, EditCosts
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
-from evalstop_service.store import run_health, runs
+from evalstop_service.store import run_details, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -169,7 +169,7 @@ def test_costly_run_is_committed_separately_and_marked(
     is_marked = commits == 2
     assert (count("evalstop_costly_steps_total") > 0) == is_marked
     with project.database.reading() as tx:
-        seconds = run_health.load_health(tx, [costly.id])[costly.id].costly_step_seconds
+        seconds = run_details.load_health(tx, [costly.id])[costly.id].costly_step_seconds
     assert (seconds is not None) == is_marked
 
 

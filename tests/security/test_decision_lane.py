@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Event
 
 import sqlalchemy as sa
-from evalstop_service.store.database import Database
-from evalstop_service.store.turns import WORK
+from evalstop_service.store.database import WORK, Database
 
 from tests.security.served_project import create_pending_decision, serve_project
 from tests.service.concurrency import count_waiting, wait_until

@@ -17,9 +17,8 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate
 from evalstop_service.settings import Settings
 from evalstop_service.store import keys, tables
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Work
 from evalstop_service.store.keys import KeyLimits
-from evalstop_service.store.turns import Work
 from evalstop_service.web.limits import Limit, Places
 
 from tests.fixtures.projects import create_project

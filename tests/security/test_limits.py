@@ -14,8 +14,7 @@ from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.ingest import Message, Observations
 from evalstop_service.security.rate_limits import MOST_BUCKETS, Rate, RateLimit
 from evalstop_service.store import runs
-from evalstop_service.store.database import Database
-from evalstop_service.store.turns import Work
+from evalstop_service.store.database import Database, Work
 from evalstop_service.web.limits import COSTLY, Limit, Limits, Places
 
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project

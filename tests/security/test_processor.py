@@ -14,8 +14,7 @@ from evalstop_service.ingest import Committer
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
-from evalstop_service.store.database import Database
-from evalstop_service.store.turns import Work
+from evalstop_service.store.database import Database, Work
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.limits import Entrance, Limit, Limits, Places
 from evalstop_service.web.processor import (

@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from evalstop_service.store.database import Database
-from evalstop_service.store.turns import Turns
+from evalstop_service.store.database import Database, Turns
 
 
 def run_concurrently(*calls: Callable[[], object]) -> list[BaseException]:

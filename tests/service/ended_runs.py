@@ -8,11 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import DecisionOutcome
-from evalstop_service.store import endpoints, outcomes, projects, tables
+from evalstop_service.store import cases, endpoints, projects, tables
 from evalstop_service.store import retention as rows
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.subscriptions import EVERY_EVENT
@@ -80,7 +80,7 @@ def insert_details(tx: Transaction, project: ProjectFixture, run: Run, observati
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
     tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
     right = Outcome(outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", at=NOW)
-    outcomes.add_outcome(tx, run.id, 1, right)
+    cases.add_outcome(tx, run.id, 1, right)
 
 
 def add_delivery(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, enabled: bool) -> None:

@@ -34,10 +34,10 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import UNENDED, DecisionOutcome, RunStatus
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import cases, change_point
-from evalstop_service.store import audit, decisions, hand_overs, outcomes, projects, run_health, runs
+from evalstop_service.store import audit, decisions, hand_overs, projects, run_details, runs
+from evalstop_service.store.cases import Outcome, add_outcome
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
@@ -219,7 +219,7 @@ def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | 
                 f"before {step}: label it wrong, or give another turn_step"
             )
     details: dict[str, Any] = {"outcome": label.outcome, "turn_step": step, "note": label.note}
-    outcomes.add_outcome(tx, run.id, attempt, Outcome(**details, actor=label.actor, at=label.at))
+    add_outcome(tx, run.id, attempt, Outcome(**details, actor=label.actor, at=label.at))
     cases.recompute_case(tx, run, attempt)
     return details
 
@@ -281,7 +281,7 @@ def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> 
     run = structs.replace(run, version=run.version + 1, updated_at=now, status=RunStatus.RUNNING)
     runs.save_run(tx, run)
     cases.remove_case(tx, run)
-    run_health.start_checks(tx, run.id, run.project_id, now, now)
+    run_details.start_checks(tx, run.id, run.project_id, now, now)
     return run
 
 

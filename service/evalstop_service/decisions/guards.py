@@ -35,7 +35,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import Liveness
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, endpoints, run_health, runs
+from evalstop_service.store import decisions, endpoints, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import JobRun, Run
@@ -102,7 +102,7 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
 def _find_run_guards(
     tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime
 ) -> Iterator[Guard]:
-    record = run_health.load_health(tx, [run.id]).get(run.id)
+    record = run_details.load_health(tx, [run.id]).get(run.id)
     if health.find_liveness(run, record, project.stale_seconds, now) is not Liveness.ALIVE:
         since = rfc3339(health.last_report_at(run, record))
         yield Guard(GuardKind.STALE, f"the run has not reported since {since}", {"heard_at": since})

@@ -23,7 +23,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.projects import Project
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import links
 from evalstop_service.webhooks.channels import Format
@@ -64,7 +64,7 @@ def open_link(
 
     `lock`: its decision cannot change until this transaction ends.
     """
-    sent = deliveries.find_announcement(tx, delivery_id)
+    sent = outbox.find_announcement(tx, delivery_id)
     endpoint = endpoints.find_endpoint(tx, sent.project_id, sent.endpoint_id) if sent is not None else None
     is_signed = links.verify_act_token(token, delivery_id, _read_secrets(endpoint, encryption, now))
     if sent is None or endpoint is None or not is_signed or not endpoint.enabled:
@@ -76,7 +76,7 @@ def open_link(
         return None
     decision = decisions.load_decision(tx, project.id, sent.decision_id)
     # Read after the lock: another window may have opened meanwhile.
-    newest = deliveries.find_newest_announcement(tx, decision.run_id, decision.id)
+    newest = outbox.find_newest_announcement(tx, decision.run_id, decision.id)
     choices = _list_choices(tx, decision, project, now) if newest == sent.event_id else {}
     run = runs.load_run(tx, project.id, decision.run_id)
     # All channels of a chat may share one host: only the id tells which of them it was.

@@ -36,10 +36,10 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, projects, run_health, runs
+from evalstop_service.store import decisions, projects, run_details, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.run_health import DueCheck, RunHealth
+from evalstop_service.store.run_details import DueCheck, RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -92,11 +92,11 @@ def check_due_runs(
     `known_policies`: a cache, filled here. `available_since`: no run is silent for longer than it could have reported.
     """
     with database.transaction() as tx:
-        due = run_health.claim_due_checks(tx, now, RUNS_AT_A_TIME)
+        due = run_details.claim_due_checks(tx, now, RUNS_AT_A_TIME)
         next_checks = _find_unchanged(tx, due, {} if known_policies is None else known_policies, now, available_since)
         changed = [check for check in due if check.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
-        run_health.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
+        run_details.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
     handle_each(changed, lambda check: _record_change(database, check, now, available_since))
     return len(due)
 
@@ -123,7 +123,7 @@ def _find_next_checks(
     tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
     run_ids = [check.run_id for check in due]
-    loaded, records = runs.load_runs(tx, run_ids), run_health.load_health(tx, run_ids)
+    loaded, records = runs.load_runs(tx, run_ids), run_details.load_health(tx, run_ids)
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     project_ids = {run.project_id for run in running.values()}
     settings = {project_id: projects.get_project(tx, project_id) for project_id in project_ids}
@@ -173,11 +173,11 @@ def _record_change(database: Database, due: DueCheck, now: datetime, available_s
     """
     with database.transaction() as tx:
         run = runs.lock_run(tx, due.project_id, due.run_id)
-        before = run_health.load_health(tx, [due.run_id]).get(due.run_id)
+        before = run_details.load_health(tx, [due.run_id]).get(due.run_id)
         if before is None or run.status != RunStatus.RUNNING:
             return
         project = projects.get_project(tx, run.project_id)
-        cadence_seconds = measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
+        cadence_seconds = measure_cadence(run_details.list_post_times(tx, run), run_details.NEWEST_POSTS)
         state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now, available_since)
         faults = _find_metric_faults(tx, [run], {})[run.id]
         after = replace(
@@ -188,7 +188,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime, available_s
             metric_faults=faults,
             changed_at=before.changed_at if state == before.state else now,
         )
-        run_health.save_health(tx, after)
+        run_details.save_health(tx, after)
         if state != before.state:
             _apply_liveness(tx, project, run, after, now)
         for fault in select_new_faults(before.metric_faults, faults):

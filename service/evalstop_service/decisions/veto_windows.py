@@ -33,10 +33,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.decisions import holds, transitions
 from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded, WindowReopened
 from evalstop_service.store import decisions, hand_overs, runs
-from evalstop_service.store.database import Database, Transaction, read_now
+from evalstop_service.store.database import Database, Transaction, decision_lane, read_now
 from evalstop_service.store.hand_overs import UnsentStop
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.turns import decision_lane
 
 log = logging.getLogger(__name__)
 

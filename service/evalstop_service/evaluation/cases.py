@@ -32,11 +32,10 @@ from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatm
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import cases, decisions, observations, outcomes, runs
-from evalstop_service.store.cases import Case
+from evalstop_service.store import cases, decisions, observations, runs
+from evalstop_service.store.cases import Case, Outcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
 
@@ -46,7 +45,7 @@ def record_case(tx: Transaction, run: Run, now: datetime) -> None:
     An outcome given by a person is kept. Otherwise it is derived from the evals, as long as they are stored.
     """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    recorded = outcomes.find_outcome(tx, run.id, run.attempt)
+    recorded = cases.find_outcome(tx, run.id, run.attempt)
     if (recorded is None or recorded.derived) and run.pruned_at is None:
         recorded = _derive_outcome(tx, run, decision, recorded, now)
     _save_case(tx, run, run.attempt, decision, recorded, run.ended_at or now)
@@ -58,7 +57,7 @@ def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
     ended_at = case.ended_at if case else run.ended_at if attempt == run.attempt else None
     if ended_at is not None:
         decision = decisions.find_decision_of_attempt(tx, run.id, attempt)
-        _save_case(tx, run, attempt, decision, outcomes.find_outcome(tx, run.id, attempt), ended_at)
+        _save_case(tx, run, attempt, decision, cases.find_outcome(tx, run.id, attempt), ended_at)
 
 
 def remove_case(tx: Transaction, run: Run) -> None:
@@ -107,7 +106,7 @@ def _derive_outcome(
         assessment=oriented,
         at=now,
     )
-    outcomes.add_outcome(tx, run.id, run.attempt, recorded_now)
+    cases.add_outcome(tx, run.id, run.attempt, recorded_now)
     return recorded_now
 
 

@@ -26,17 +26,7 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.run_state import RunState, is_same_stop
 from evalstop_service.runs.watched_metrics import record_verdict
-from evalstop_service.store import (
-    audit,
-    decisions,
-    endpoints,
-    ingest,
-    observations,
-    projects,
-    run_details,
-    run_health,
-    runs,
-)
+from evalstop_service.store import audit, decisions, endpoints, ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
@@ -77,7 +67,7 @@ def carry_out(
     state = _keep_monitor(tx, changes.kept, state)
 
     if run.status == RunStatus.RUNNING != before.run.status:
-        run_health.start_checks(tx, run.id, run.project_id, now, now)
+        run_details.start_checks(tx, run.id, run.project_id, now, now)
         if run.attempt == before.run.attempt:
             run = transitions.continue_lost_run(tx, run, now)
             if run.attempt != before.run.attempt:

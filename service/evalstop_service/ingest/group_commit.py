@@ -34,7 +34,7 @@ from evalstop_service.ingest.messages import Answer, CostlyRuns, EditCosts, Limi
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.store import observations, run_health, runs
+from evalstop_service.store import observations, run_details, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.ingest import IngestStore, RunChange
@@ -270,7 +270,7 @@ class GroupCommit:
                 if changes.follows and changes.state.run.id in saved:
                     following[changes.state.run.id] = carry_out(tx, changes, now, self._read_time)
             for run_id in costly.keys() & saved:
-                run_health.record_costly_step(tx, run_id, costly[run_id])
+                run_details.record_costly_step(tx, run_id, costly[run_id])
 
         rows = [RunChange(changes.before.run, changes.state.run, changes.points) for changes in appended]
         has_consequences = bool(costly) or any(changes.follows for changes in appended)
@@ -344,7 +344,7 @@ class Editor:
                     return changes
             observations.add_observations(tx, changes.state.run, changes.points, now)
             if changes.seconds > self.costs.step_seconds:
-                run_health.record_costly_step(tx, run.id, changes.seconds)
+                run_details.record_costly_step(tx, run.id, changes.seconds)
             return carry_out(tx, changes, now, self.read_time)
 
     def _judge(

@@ -31,7 +31,7 @@ from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS, record_verdict
-from evalstop_service.store import audit, counts, mlflow, projects, run_health, runs
+from evalstop_service.store import audit, counts, mlflow, projects, run_details, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
@@ -177,9 +177,9 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             run = transitions.continue_lost_run(tx, run, now)
             runs.save_run(tx, run)
-            run_health.start_checks(tx, run.id, project_id, now, now)
+            run_details.start_checks(tx, run.id, project_id, now, now)
         if run.status == RunStatus.RUNNING:
-            run_health.record_heartbeat(tx, run.id, project_id, now)
+            run_details.record_heartbeat(tx, run.id, project_id, now)
         return run
 
 
@@ -385,4 +385,4 @@ def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor:
 
 
 def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
-    run_health.start_checks(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)
+    run_details.start_checks(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)

@@ -18,9 +18,9 @@ from evalstop_service.domain.health import (
 )
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import run_health, runs
+from evalstop_service.store import run_details, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.run_health import RunHealth
+from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.runs import Run
 
 
@@ -44,7 +44,7 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:
     """The faults of the metrics on which the policy of each run may stop it."""
     needed = {run.id: _find_needed_metrics(run, policy) for run, policy in judged}
-    readings = run_health.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
+    readings = run_details.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     begun_at = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
     return {
         run.id: find_faults(

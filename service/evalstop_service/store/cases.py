@@ -1,4 +1,7 @@
-"""Cases: attempts that have ended, one row each, derived from other tables; counted in the database, and listed."""
+"""Cases: attempts that have ended, one row each, derived from other tables; counted in the database, and listed.
+
+And the outcomes of attempts: what turned out to be true, who or what reported it, and when. Their rows are only added.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOut
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
-from evalstop_service.store.tables import case_calls, cases, policies, runs
+from evalstop_service.store.tables import case_calls, cases, outcomes, policies, runs
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import COUNTED_BY
 from evalstop_service.store.tables.decisions import Case as Case
+from evalstop_service.store.tables.decisions import Outcome as Outcome
 
 
 def save_case(tx: Transaction, case: Case) -> None:
@@ -320,3 +324,38 @@ def count_calls(
         replace(count, without_gpus=without_gpus, run_outcome=run_outcome, delay=delay)
         for count, (without_gpus, run_outcome, delay) in counts
     ]
+
+
+def add_outcome(tx: Transaction, run_id: UUID, attempt: int, outcome: Outcome) -> None:
+    """Append an outcome; the run is locked in this transaction."""
+    last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0))
+    last = last.where(outcomes.c.run_id == run_id, outcomes.c.attempt == attempt)
+    key = {"run_id": run_id, "attempt": attempt, "sequence": last.scalar_subquery() + 1}
+    tx.execute(outcomes.insert().values(vars(outcome) | key))
+
+
+def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
+    """All outcomes of an attempt, oldest first; the last one counts."""
+    return load_history(tx, [(run_id, attempt)]).get((run_id, attempt), [])
+
+
+def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
+    """The outcome of an attempt that counts."""
+    return load_outcomes(tx, [(run_id, attempt)]).get((run_id, attempt))
+
+
+def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
+    """The outcome that counts for each of these attempts that has one."""
+    return {attempt: history[-1] for attempt, history in load_history(tx, attempts).items()}
+
+
+def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], list[Outcome]]:
+    """All outcomes of each of these attempts, oldest first."""
+    if not attempts:
+        return {}
+    by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
+    query = sa.select(outcomes).where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(attempts))
+    for row in tx.execute(query.order_by(outcomes.c.sequence)):
+        names = dict(row._mapping)
+        by_attempt[names.pop("run_id"), names.pop("attempt")].append(Outcome(**names))
+    return by_attempt

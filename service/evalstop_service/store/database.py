@@ -7,11 +7,13 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
@@ -20,7 +22,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from evalstop_service.store.faults import READ_ONLY
-from evalstop_service.store.turns import WORK, Turns
 
 T = TypeVar("T")
 
@@ -321,3 +322,67 @@ def match_given(
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
     """The condition that a text contains `part`, case-insensitively and without wildcards."""
     return column.icontains(part, autoescape=True)
+
+
+class Work(NamedTuple):
+    """What is being worked on: a request of this key (or session) of this project, which may be a decision.
+
+    `key` and `project` are None for the service's own work. A decision is a veto, a pause, a report and the like.
+    """
+
+    key: Hashable = None
+    project: Hashable = None
+    is_decision: bool = False
+
+
+WORK: ContextVar[Work] = ContextVar("work", default=Work())  # noqa: B039 - a tuple
+"""The work of the current task; threads that are started with its context inherit it."""
+
+
+@contextmanager
+def decision_lane() -> Iterator[None]:
+    """Within the block, transactions of this task or thread are those of a decision and go before all others."""
+    token = WORK.set(Work(is_decision=True))
+    try:
+        yield
+    finally:
+        WORK.reset(token)
+
+
+class Turns:
+    """A lock that serves decisions first, and among equals whoever came first. Thread-safe.
+
+    For the one writer of SQLite. A lock of the standard library serves waiters in any order, so that a pause would wait
+    for every opening of a run that another key has sent before. No project has more than half of the threads that wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._decisions, self._others = deque[threading.Lock](), deque[threading.Lock]()
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for the turn of the current `WORK`, and hold it until the block ends."""
+        turn = threading.Lock()
+        turn.acquire()
+        with self._lock:
+            if self._is_taken:
+                (self._decisions if WORK.get().is_decision else self._others).append(turn)
+            else:
+                self._is_taken = True
+                turn.release()
+        # Released by the one that hands over: the turn is then taken already, and nobody can come between.
+        turn.acquire()
+        try:
+            yield
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            waiting = self._decisions or self._others
+            if waiting:
+                waiting.popleft().release()
+            else:
+                self._is_taken = False

@@ -105,27 +105,16 @@ def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     return find_all(tx, Endpoint, _LIST, {"of_project": project_id})
 
 
-def update_endpoint(
-    tx: Transaction,
-    project_id: UUID,
-    endpoint_id: UUID,
-    *,
-    url: str | None = None,
-    event_types: Iterable[str] | None = None,
-    format: str | None = None,  # noqa: A002 - its name in the API
-    enabled: bool | None = None,
-) -> Endpoint:
-    """Change the fields that are not None; waiting deliveries go to the new URL. Raises NotFound.
+def update_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, **changes: Any) -> Endpoint:
+    """Change fields (`url`, `event_types`, `format`, `enabled`); waiting deliveries go to the new URL. Raises NotFound.
 
     A new URL, or enabling the endpoint, resets its failures, and what failed before is tried again at once.
     """
-    changes = {"url": url, "event_types": event_types and tuple(event_types), "format": format, "enabled": enabled}
-    values: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    may_work = url is not None or bool(enabled)  # the cause of the failures may be gone
+    may_work = "url" in changes or changes.get("enabled", False)  # the cause of the failures may be gone
     if may_work:
-        values |= {"failures": 0, "open_until": None}
-    if values:
-        tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
+        changes |= {"failures": 0, "open_until": None}
+    if changes:
+        tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(changes))
     endpoint = load_endpoint(tx, project_id, endpoint_id)
     if may_work:
         _change_waiting(tx, endpoint_id, _HAS_FAILED, due_at=deliveries.c.created_at)

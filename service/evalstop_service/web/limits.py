@@ -41,7 +41,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
-from evalstop_service.store.turns import WORK, Work
+from evalstop_service.store.database import WORK, Work
 from evalstop_service.web.processor import Processor
 
 P = ParamSpec("P")

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evalstop_service.security.rate_limits import Rate, RateLimit
-from evalstop_service.store.turns import Work
+from evalstop_service.store.database import Work
 
 HALF = Rate(burst=10, per_second=500)
 """Milliseconds of processor time, for each key and for each project."""

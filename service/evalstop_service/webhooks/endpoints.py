@@ -5,8 +5,8 @@ The audit log identifies an endpoint only by its id and host: the path of its UR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -22,16 +22,6 @@ from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.webhooks.channels import OWNER, SCHEME, Format, is_mail_url
 
 MAX_URL_CHARACTERS = 2048
-
-
-@dataclass(frozen=True)
-class EndpointChanges:
-    """The new values; None leaves a value as it is."""
-
-    url: str | None = None
-    event_types: Sequence[str] | None = None
-    format: str | None = None
-    enabled: bool | None = None
 
 
 def check_url(url: str) -> str:
@@ -95,16 +85,17 @@ def create_pull_endpoint(
 
 
 def change_endpoint(
-    database: Database, author: Author, endpoint_id: UUID, changes: EndpointChanges, address_policy: AddressPolicy
+    database: Database, author: Author, endpoint_id: UUID, changes: Mapping[str, Any], address_policy: AddressPolicy
 ) -> Endpoint:
-    """Change an endpoint; raises NotFound, AddressRefused when its new URL is not allowed, Conflict if it is taken."""
-    if changes.url is not None:
-        _require_allowed(changes.url, address_policy)
+    """Change fields of an endpoint; raises NotFound, AddressRefused when its new URL is not allowed, Conflict if it is
+    taken."""
+    if (url := changes.get("url")) is not None:
+        _require_allowed(url, address_policy)
     with database.transaction() as tx:
-        if changes.url is not None:
+        if url is not None:
             projects.lock_project(tx, author.project_id)
-            _require_own_url(tx, author.project_id, changes.url, endpoint_id)
-        endpoint = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
+            _require_own_url(tx, author.project_id, url, endpoint_id)
+        endpoint = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **changes)
         _require_fitting(endpoint.url, endpoint.format)
         record_endpoint_change(tx, author, "endpoint.changed", endpoint)
         return endpoint

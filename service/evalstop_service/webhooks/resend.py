@@ -22,9 +22,8 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import deliveries, outbox
-from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.outbox import Replay
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.queue.outbox import Delivery, Replay
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
@@ -39,13 +38,13 @@ MAX_REPLAYED_EVENTS = 1000
 def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:
-        earlier = deliveries.load_delivery(tx, author.project_id, delivery_id)
+        earlier = outbox.load_delivery(tx, author.project_id, delivery_id)
         _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
         new_delivery_id = outbox.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
             raise _build_conflict(earlier)
         _record_delivery(tx, author, "delivery.replayed", earlier)
-        return deliveries.load_delivery(tx, author.project_id, new_delivery_id)
+        return outbox.load_delivery(tx, author.project_id, new_delivery_id)
 
 
 def replay_events(

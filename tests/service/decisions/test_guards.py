@@ -9,7 +9,7 @@ from functools import partial
 from evalstop_service.decisions import guards, stale_runs
 from evalstop_service.domain.decision_lifecycle import Guard
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
-from evalstop_service.store import projects, run_health, runs, tables
+from evalstop_service.store import projects, run_details, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -181,7 +181,7 @@ def test_silent_run_is_not_stopped(project: ProjectFixture) -> None:
     assert find_guard_kinds(project, run, later) == ["stale"]
     assert find_guard_kinds(project, exempt, later) == []
     with project.database.transaction() as tx:
-        run_health.record_heartbeat(tx, run.id, run.project_id, NOW + timedelta(seconds=310))
+        run_details.record_heartbeat(tx, run.id, run.project_id, NOW + timedelta(seconds=310))
     assert find_guard_kinds(project, run, later) == []
 
 

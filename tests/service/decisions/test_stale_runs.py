@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from evalstop_service.decisions import pause, stale_runs, transitions
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
-from evalstop_service.store import projects, run_health, runs, tables
+from evalstop_service.store import projects, run_details, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.run_health import RunHealth
+from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently
@@ -39,7 +39,7 @@ def check_until_done(project: ProjectFixture, now: datetime) -> int:
 
 def load_health(project: ProjectFixture, run: Run) -> RunHealth:
     with project.database.reading() as tx:
-        return run_health.load_health(tx, [run.id])[run.id]
+        return run_details.load_health(tx, [run.id])[run.id]
 
 
 def load_health_events(project: ProjectFixture, run: Run) -> list[str]:

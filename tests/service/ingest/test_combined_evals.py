@@ -10,7 +10,7 @@ from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, RolesCorrected
 from evalstop_service.runs.watched_metrics import find_combined_evals, select_eval_values
-from evalstop_service.store import observations, outcomes, tables
+from evalstop_service.store import cases, observations, tables
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -126,7 +126,7 @@ def test_falling_critical_eval_stops_the_run(project: ProjectFixture) -> None:
     assert stopped.run.verdict.reason.startswith("critical eval chat: k_decline")
     project.finish_run(run)
     with project.database.reading() as tx:
-        outcome = outcomes.find_outcome(tx, run.id, 1)
+        outcome = cases.find_outcome(tx, run.id, 1)
     assert outcome is not None
     assert (outcome.outcome, outcome.turn_step) == ("right", 7)
 

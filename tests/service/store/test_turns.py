@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from evalstop_service.store.turns import WORK, Turns, Work
+from evalstop_service.store.database import WORK, Turns, Work
 
 from tests.service.concurrency import count_waiting, wait_until
 

@@ -1,32 +1,38 @@
-"""Routes of webhook endpoints: create, change, test, and send events to them again; and the schemas of events."""
+"""Routes of webhooks: endpoints (create, change, test, send events again), deliveries, and the schemas of events."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from fastapi import Query
 from pydantic import Field, RootModel
 
 from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE, EventType
 from evalstop_service.domain.fields import Body, Plain, Rule
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.queue.outbox import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import create_router
-from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time, answers
+from evalstop_service.web.api.list_filters import CreatedQuery
+from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Items, Page, Time, answers
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
-from evalstop_service.webhooks.channels import Format
+from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.endpoints import (
     MAX_URL_CHARACTERS,
-    EndpointChanges,
     check_event_type,
     check_preset,
     check_url,
     choose_preset,
 )
 from evalstop_service.webhooks.events import build_schema
+from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.resend import TestResult, send_test_event
 
 router = create_router("webhooks")
@@ -164,7 +170,7 @@ def change_endpoint(
     endpoint_id: EndpointId, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
 ) -> EndpointOut:
     """Change an endpoint; waiting deliveries go to the new URL."""
-    changes = EndpointChanges(**body.model_dump())
+    changes = body.model_dump(exclude_none=True)
     endpoint = webhooks.change_endpoint(database, caller.author(now), endpoint_id, changes, address_policy)
     return EndpointOut.model_validate(endpoint)
 
@@ -233,3 +239,75 @@ class EventSchemas(RootModel[dict[str, dict[str, Any]]]):
 def list_event_schemas(caller: Read) -> EventSchemas:
     """The JSON Schemas (2020-12) of all event types, by type, each with an example."""
     return EventSchemas({event_type: build_schema(event_type) for event_type in EventType})
+
+
+@answers(DeliveryAttempt)
+class AttemptOut(Answer):
+    """One attempt. A number is missing if a worker died during that attempt."""
+
+
+@answers(Delivery)
+class DeliveryOut(Answer):
+    """One event on its way to one endpoint."""
+
+    log: list[AttemptOut] = Field(description="every attempt, oldest first")
+
+
+class RequestOut(Answer):
+    """The request. Each attempt adds `webhook-timestamp` and `webhook-signature`, which are not stored."""
+
+    method: Literal["POST"] = Field("POST", description="HTTP method")
+    url: str = Field(description="where it goes")
+    headers: dict[str, str] = Field(description="headers that are the same in each attempt")
+    body: str = Field(description="JSON in the format of the endpoint")
+
+
+class DeliveryDetail(DeliveryOut):
+    """A delivery with its request."""
+
+    request: RequestOut = Field(description="what an attempt sends")
+
+
+class DeliveryQuery(CreatedQuery):
+    """Which deliveries to list, and which page."""
+
+    state: DeliveryState | None = Field(None, description="deliveries in this state")
+    endpoint_id: UUID | None = Field(None, description="deliveries to this endpoint")
+    run_id: UUID | None = Field(None, description="deliveries of events about this run")
+    event_type: EventType | None = Field(None, description="deliveries of events of this type")
+
+
+@router.get("/deliveries")
+def list_deliveries(caller: Read, database: Db, query: Annotated[DeliveryQuery, Query()]) -> Page[DeliveryOut]:
+    """The project's deliveries, newest first."""
+    with database.reading() as tx:
+        listed = outbox.list_deliveries(tx, caller.project_id, **query.to_arguments())
+        return Page[DeliveryOut].of([view_delivery(tx, delivery) for delivery in listed], query.limit)
+
+
+@router.get("/deliveries/{delivery_id}")
+def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
+    """A delivery with its request and every attempt."""
+    with database.reading() as tx:
+        delivery = outbox.load_delivery(tx, caller.project_id, delivery_id)
+        content = outbox.get_content(tx, delivery)
+        document = view_delivery(tx, delivery)
+    request = RequestOut(
+        url=delivery.url,
+        headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
+        body=render_body(content.format, add_url(content.body, context.public_url, delivery.run_id)),
+    )
+    return DeliveryDetail.model_validate(vars(document) | {"request": request})
+
+
+@router.post("/deliveries/{delivery_id}/replay", status_code=201)
+def replay_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+    """Send the event of a delivery to its endpoint again, as a new delivery."""
+    delivery = resend.replay_delivery(database, caller.author(now), delivery_id)
+    with database.reading() as tx:
+        return view_delivery(tx, delivery)
+
+
+def view_delivery(tx: Transaction, delivery: Delivery) -> DeliveryOut:
+    """A delivery with all its attempts."""
+    return DeliveryOut.model_validate(vars(delivery) | {"log": outbox.list_attempts(tx, delivery)})

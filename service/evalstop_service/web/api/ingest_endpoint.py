@@ -25,10 +25,10 @@ from evalstop_service.errors import Overloaded, QuotaReached, TooOften
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
+from evalstop_service.store.database import WORK
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.turns import WORK
 from evalstop_service.web import problems
 from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
 from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender

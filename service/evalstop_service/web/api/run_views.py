@@ -18,11 +18,10 @@ from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import cases, decisions, mlflow, outcomes, projects, run_details, run_health, runs
-from evalstop_service.store.cases import Case
+from evalstop_service.store import cases, decisions, mlflow, projects, run_details, runs
+from evalstop_service.store.cases import Case, Outcome
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import (
     Answer,
@@ -165,7 +164,7 @@ def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
 def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[DecisionOut]:
     """Decisions with their histories and outcomes."""
     histories = decisions.load_changes(tx, listed)
-    judged = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in listed])
+    judged = cases.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in listed])
     return [
         DecisionOut.model_validate(
             vars(decision)
@@ -181,7 +180,7 @@ def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[Decision
 
 def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
     """The outcomes of an attempt, and its case."""
-    items, case = outcomes.list_outcomes(tx, run_id, attempt), cases.find_case(tx, run_id, attempt)
+    items, case = cases.list_outcomes(tx, run_id, attempt), cases.find_case(tx, run_id, attempt)
     return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 
@@ -236,7 +235,7 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
     if not living:
         return {}
     stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds
-    stored = run_health.load_health(tx, [run.id for run in living])
+    stored = run_details.load_health(tx, [run.id for run in living])
     return {
         run.id: RunHealthOut(
             state=health.find_liveness(run, row := stored.get(run.id), stale_seconds, now).value,

@@ -18,7 +18,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment, Search
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Ctx, Db, Ingest, Now, ReadOrIngest
-from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import CreateExperiment, Document, SearchExperiments, to_milliseconds
 
@@ -43,7 +43,7 @@ Root = Annotated[str, Depends(_read_root)]
 @router.post("/create")
 def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now: Now, root: Root) -> Document:
     """Create an experiment; its artifacts are below the given location, or below the default root."""
-    if search.clean_text(body.name) != body.name:
+    if requests.clean_text(body.name) != body.name:
         raise invalid_parameter(f"experiment {body.name!r:.100}: a name has no control characters")
     tags, dropped = requests.merge_items({}, requests.list_items(body.tags))
     if dropped:
@@ -70,7 +70,7 @@ def get_experiment(caller: ReadOrIngest, database: Db, root: Root, experiment_id
 def get_experiment_by_name(caller: ReadOrIngest, database: Db, root: Root, experiment_name: str) -> Document:
     """An experiment by its name."""
     with database.reading() as tx:
-        experiment = mlflow.find_experiment_by_name(tx, caller.project_id, search.clean_text(experiment_name))
+        experiment = mlflow.find_experiment_by_name(tx, caller.project_id, requests.clean_text(experiment_name))
     if experiment_name == DEFAULT_NAME:
         experiment = default_experiment(caller.project_id, root)
     if experiment is None:

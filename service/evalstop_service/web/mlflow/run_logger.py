@@ -27,7 +27,7 @@ from evalstop_service.store.mlflow import Experiment, MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.context import Caller, Context, Ctx, Ingest, Now
-from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import default_experiment
 from evalstop_service.web.mlflow.protocol import not_found
 from evalstop_service.web.mlflow.requests import CHECKPOINT, Item, MetricIn, is_uuid
@@ -122,7 +122,7 @@ class RunLogger:
     def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
         """Register the checkpoints that tags name."""
         for key, value in tags:
-            step, uri = key.removeprefix(CHECKPOINT), search.clean_text(value)
+            step, uri = key.removeprefix(CHECKPOINT), requests.clean_text(value)
             if step == key or not step.isdecimal() or len(step) > 15 or not uri:
                 continue
             self.register_checkpoint(run_id, int(step), uri)

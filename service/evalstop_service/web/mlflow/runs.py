@@ -22,7 +22,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db, Read, ReadOrIngest
-from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import Root, fill_page, find_references, load_experiment, pair_documents
 from evalstop_service.web.mlflow.protocol import API, invalid_parameter
 from evalstop_service.web.mlflow.requests import Document, to_milliseconds
@@ -38,7 +38,7 @@ def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document
     """Create a run; always a new one, as in MLflow."""
     tags = requests.list_items(body.tags)
     sent_name = body.run_name or dict(tags).get(requests.RUN_NAME, "")
-    name = search.clean_text(sent_name).strip() or "run"
+    name = requests.clean_text(sent_name).strip() or "run"
     tags += [(requests.RUN_NAME, name), *([(requests.USER, body.user_id)] if body.user_id else [])]
     run_labels, _ = requests.merge_tags({}, tags)
     with logger.database.transaction() as tx:

@@ -26,13 +26,12 @@ from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import WORK, Database, Transaction, Work
 from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.keys import Key, Session
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
-from evalstop_service.store.turns import WORK, Work
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.limits import LIMITS, Limits, hold_place, set_sender
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie, read_notice

@@ -8,7 +8,7 @@ import pytest
 from evalstop_service.errors import NotFound
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.attempts import Dead
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
@@ -29,7 +29,7 @@ def test_deliveries_are_listed_by_page(database: Database, project: SeededProjec
     pages: list[UUID] = []
     with database.reading() as tx:
         before = None
-        while page := deliveries.list_deliveries(tx, project.id, before=before, limit=3):
+        while page := outbox.list_deliveries(tx, project.id, before=before, limit=3):
             pages += [delivery.id for delivery in page]
             before = pages[-1]
         assert [delivery.id for delivery in project.list_deliveries(tx)] == pages == sorted(pages, reverse=True)
@@ -38,7 +38,7 @@ def test_deliveries_are_listed_by_page(database: Database, project: SeededProjec
         assert [delivery.id for delivery in dead_deliveries] == [dead.id]
         assert project.list_deliveries(tx, endpoint_id=new_id()) == []
         with pytest.raises(NotFound):
-            deliveries.load_delivery(tx, other_project.id, dead.id)
+            outbox.load_delivery(tx, other_project.id, dead.id)
         assert [
-            (a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, dead_deliveries[0])
+            (a.number, a.status_code, a.error, a.duration_ms) for a in outbox.list_attempts(tx, dead_deliveries[0])
         ] == [(1, 400, "HTTP 400: no", 3.5)]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import deliveries, leases, outbox
+from evalstop_service.store.queue import leases, outbox
 from evalstop_service.store.queue.attempts import (
     ClaimedDelivery,
     Dead,
@@ -43,7 +43,7 @@ def test_lost_lease_settles_nothing(database: Database, project: SeededProject, 
         assert not settle_delivery(tx, lost, late_result, later)
         (delivery,) = project.list_deliveries(tx)
         assert (delivery.state, delivery.due_at, delivery.attempts) == ("waiting", reclaimed.lease_until, 2)
-        assert deliveries.list_attempts(tx, delivery) == []
+        assert outbox.list_attempts(tx, delivery) == []
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
         assert settle_delivery(tx, reclaimed, Delivered(), later)
         assert not settle_delivery(tx, lost, Dead("HTTP 400"), later)
@@ -99,7 +99,7 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
         ]
         assert stored[retried.id].due_at == later
         attempt_logs = [
-            [(a.number, a.status_code) for a in deliveries.list_attempts(tx, stored[delivery.id])]
+            [(a.number, a.status_code) for a in outbox.list_attempts(tx, stored[delivery.id])]
             for delivery in stored.values()
         ]
         assert sorted(attempt_logs) == [[], [], [], [(1, 204)], [(1, 400)], [(1, 503)]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evalstop_service.domain.fields import check_text
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
-from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.protocol import MlflowError
 from evalstop_service.web.mlflow.requests import Item, LogBatch, MetricIn, merge_params, merge_tags
 from hypothesis import given
@@ -106,7 +106,7 @@ def test_items_over_the_limit_are_dropped_and_counted() -> None:
 def test_filter_is_read_as_in_mlflow() -> None:
     """Keys may be quoted, and words be of either case."""
     text = "attributes.run_name != 'x' and tags.`a b` = \"c\" AND params.lr = '1' and metrics.eval/score <= -1e3"
-    assert [tuple(clause) for clause in search.parse_filter(text)] == [
+    assert [tuple(clause) for clause in requests.parse_filter(text)] == [
         ("attributes", "run_name", "!=", "x"),
         ("tags", "a b", "=", "c"),
         ("params", "lr", "=", "1"),
@@ -132,7 +132,7 @@ def test_filter_is_read_as_in_mlflow() -> None:
 def test_invalid_filter_is_refused_with_the_right_form(text: str) -> None:
     """The error names what would be valid."""
     with pytest.raises(MlflowError, match=r"join comparisons|compare it with|one of|a key has no|may have"):
-        search.parse_filter(text)
+        requests.parse_filter(text)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_cost_of_a_refusal_is_linear_in_its_text(field: str, text: str) -> None:
     """A regular expression that backtracks takes seconds for each, and all exceed the test's timeout."""
     for _ in range(500):
         with pytest.raises(MlflowError):
-            search.parse_orders([text]) if field == "order_by" else search.parse_filter(text)
+            requests.parse_orders([text]) if field == "order_by" else requests.parse_filter(text)
 
 
 def test_orders_are_read_as_mlflow_writes_them() -> None:
     """Keys may contain spaces, be quoted, and be followed by a direction."""
     texts = ["metrics.m DESC", " Run name asc ", "attributes.`Created`", "params.a  b"]
-    assert [tuple(order) for order in search.parse_orders(texts)] == [
+    assert [tuple(order) for order in requests.parse_orders(texts)] == [
         ("metrics", "m", True),
         ("attributes", "run_name", False),
         ("attributes", "start_time", False),

@@ -18,8 +18,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.domain.decision_lifecycle import DecisionState, Reported
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store import keys
-from evalstop_service.store.database import Database
-from evalstop_service.store.turns import Work
+from evalstop_service.store.database import Database, Work
 from evalstop_service.web import pages
 from evalstop_service.web.limits import Limit, Limits, Places
 from evalstop_service.web.pages.visitor import Streams

@@ -11,7 +11,7 @@ import pytest
 from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys
-from evalstop_service.store import decisions, outcomes
+from evalstop_service.store import cases, decisions
 from evalstop_service.store.database import Database
 from evalstop_service.web.pages import labeling
 from playwright.sync_api import expect
@@ -72,7 +72,7 @@ def test_two_people_label_the_same_cases(
     assert "All 4 labeled" in final_page
     with database.reading() as tx:
         recent = decisions.list_decisions(tx, tenant.id)
-        stored = {decision.run_name: outcomes.find_outcome(tx, decision.run_id, 1) for decision in recent}
+        stored = {decision.run_name: cases.find_outcome(tx, decision.run_id, 1) for decision in recent}
     assert {name: (outcome.outcome, outcome.actor) for name, outcome in stored.items() if outcome} == {
         "flagged-1": ("right", "key ben"),
         "flagged-2": ("wrong", "key ben"),

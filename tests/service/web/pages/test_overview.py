@@ -16,7 +16,7 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.proposals import ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.ingest import CheckpointSaved
-from evalstop_service.store import policies, proposals, rollout_stages, run_health
+from evalstop_service.store import policies, proposals, rollout_stages, run_details
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -73,7 +73,7 @@ def test_stale_run_shows_its_last_report(
         tenant.post_evals(run, HACKING[:3], started_at + timedelta(hours=1))
         if heartbeat_at is not None:
             with database.transaction() as tx:
-                run_health.record_heartbeat(tx, run.id, tenant.id, heartbeat_at)
+                run_details.record_heartbeat(tx, run.id, tenant.id, heartbeat_at)
     stale_runs.check_due_runs(database, now)
     queue = read_section(visitor, "queue")
     last_reports = [formatting.format_iso(now - timedelta(hours=hours)) for hours in (5, 8)]

@@ -19,7 +19,7 @@ from evalstop_service.store import keys, run_details
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Session
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 from evalstop_service.web.pages.responses import PageRoute
 from evalstop_service.web.pages.routes import PAGES
 
@@ -153,7 +153,7 @@ class PopulatedService:
         policy = tenant.add_policy(LEVEL_POLICY | {"name": "of-somebody"})
         backtest = backtests.request_backtest(self.database, tenant.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
-            delivery = deliveries.list_deliveries(tx, tenant.id)[0]
+            delivery = outbox.list_deliveries(tx, tenant.id)[0]
         tenant.change_settings(second_person=True)
         author, order = Author(tenant.id, "key test", now), StopOrdered(now, "key test", "it diverged")
         other_run = tenant.open_run("another run of somebody")

@@ -10,7 +10,7 @@ from html import unescape
 import httpx
 import pytest
 from evalstop_service.projects import api_keys
-from evalstop_service.store import outcomes
+from evalstop_service.store import cases
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
@@ -141,7 +141,7 @@ def test_decision_is_labeled_from_the_overview(
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert "labeled by <bdi>key" in get_text(visitor, "/")
     with database.reading() as tx:
-        stored = outcomes.find_outcome(tx, run.id, 1)
+        stored = cases.find_outcome(tx, run.id, 1)
     assert stored is not None
     assert (stored.outcome, stored.derived) == ("wrong", False)
     assert "treatment=stopped&outcome=wrong" in get_text(visitor, "/precision")

@@ -20,7 +20,7 @@ from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import (
@@ -177,7 +177,7 @@ def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: date
     endpoint = pages.tenant.add_endpoint().id
     pages.tenant.open_stopped_run("one", load_recorded_evals("np-0044")[:29])
     with pages.database.reading() as tx:
-        before = deliveries.list_deliveries(tx, pages.tenant.id)
+        before = outbox.list_deliveries(tx, pages.tenant.id)
     assert all(str(delivery.id) in pages.get(f"/webhooks?state=waiting&endpoint={endpoint}") for delivery in before)
     assert "No matching deliveries" in pages.get("/webhooks?state=dead")
     page = pages.get(f"/webhooks/deliveries/{before[0].id}")

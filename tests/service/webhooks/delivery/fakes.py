@@ -29,9 +29,9 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import deliveries, leases, outbox
+from evalstop_service.store.queue import leases, outbox
 from evalstop_service.store.queue.attempts import BreakerLimits, ClaimedDelivery, FinishedAttempt, Result
-from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.store.tables import decisions, policies, runs
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
@@ -222,7 +222,7 @@ class SeededProject:
 
     def list_deliveries(self, tx: Transaction, **filters: Any) -> list[Delivery]:
         """List all deliveries of the project, newest first."""
-        return deliveries.list_deliveries(tx, self.id, limit=100_000, **filters)
+        return outbox.list_deliveries(tx, self.id, limit=100_000, **filters)
 
 
 def seed_project(database: Database) -> SeededProject:

@@ -8,7 +8,7 @@ from functools import partial
 
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.service.webhooks.delivery.fakes import (

@@ -7,7 +7,7 @@ from collections import Counter
 from uuid import UUID
 
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 
 from tests.service.concurrency import run_concurrently
 from tests.service.webhooks.delivery.fakes import (
@@ -35,7 +35,7 @@ def test_attempt_of_a_killed_worker_is_repeated(database: Database, database_url
         asyncio.run(deliver_until(all_settled(database, project), database))
         with database.reading() as tx:
             (delivery,) = project.list_deliveries(tx)
-            attempts = deliveries.list_attempts(tx, delivery)
+            attempts = outbox.list_attempts(tx, delivery)
     assert (delivery.state, delivery.attempts) == ("delivered", 2)
     assert [attempt.number for attempt in attempts] == [2], "only the second attempt was recorded"
     assert len(fake.received) == 2

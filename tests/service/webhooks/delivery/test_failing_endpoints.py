@@ -11,7 +11,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.attempts import BreakerLimits
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.retry import Backoff
@@ -58,7 +58,7 @@ def test_attempt_log_keeps_url_and_start_of_answer(database: Database, project: 
         announce_events(database, project)
         asyncio.run(deliver_until(all_settled(database, project), database))
         with database.reading() as tx:
-            first, second = deliveries.list_attempts(tx, project.list_deliveries(tx)[0])
+            first, second = outbox.list_attempts(tx, project.list_deliveries(tx)[0])
     assert (first.url, first.status_code, second.url, second.answer) == (fake.url, 500, fake.url, "ok")
     assert first.answer == "x" * 1024
 

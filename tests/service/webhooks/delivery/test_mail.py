@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.deliveries import DeliveryAttempt
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.queue.outbox import DeliveryAttempt
 from evalstop_service.webhooks.delivery.mail import Mailer, MailSettings
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, all_settled, deliver_until, seed_project
@@ -93,7 +93,7 @@ def send(embedded_database: Database) -> SendEvent:
             project.add_event(tx, data=data, event_type="run.completed")
         asyncio.run(deliver_until(all_settled(embedded_database, project), embedded_database, mail=mail))
         with embedded_database.reading() as tx:
-            return deliveries.list_attempts(tx, project.list_deliveries(tx)[0])
+            return outbox.list_attempts(tx, project.list_deliveries(tx)[0])
 
     return send_event
 

@@ -16,7 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import deliveries, outbox
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -68,7 +68,7 @@ def test_failed_delivery_is_retried(database: Database, project: SeededProject) 
     assert len({request.body for request in fake.received}) == 1
     with database.reading() as tx:
         (delivery,) = project.list_deliveries(tx)
-        attempts = deliveries.list_attempts(tx, delivery)
+        attempts = outbox.list_attempts(tx, delivery)
     assert (delivery.state, delivery.attempts, delivery.last_error) == ("delivered", 3, None)
     assert [(attempt.number, attempt.status_code) for attempt in attempts] == [(1, 500), (2, 500), (3, 200)]
 

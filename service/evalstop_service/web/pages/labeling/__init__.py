@@ -18,11 +18,10 @@ from evalstop_service.domain.outcome import Turn, judge_decision, read_run_outco
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import cases, decisions, outcomes, runs
-from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store import cases, decisions, runs
+from evalstop_service.store.cases import CaseFilter, Outcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 from evalstop_service.web.pages import charts, formatting, forms
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
@@ -151,7 +150,7 @@ def choose_cases(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> 
     passed = _list_curves(tx, project_id, replace(case_filter, flagged=False))
     number = min(len(flagged), max(MOST_CASES // 2, MOST_CASES - len(passed)))
     chosen = flagged[:number] + passed[: MOST_CASES - number]
-    history = outcomes.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
+    history = cases.load_history(tx, [(run.id, run.attempt) for run, _ in chosen])
     # The last bytes of an id are random and never change.
     ordered = sorted(chosen, key=lambda item: item[0].id.bytes[::-1])
     return [LabeledCase(run, decision, history.get((run.id, run.attempt), ())) for run, decision in ordered]

@@ -16,11 +16,10 @@ from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.proposals import ProposalState
 from evalstop_service.domain.statuses import Treatment
 from evalstop_service.evaluation import figures
-from evalstop_service.store import cases, decisions, outcomes, proposals, rollout_stages, run_lists, runs
-from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store import cases, decisions, proposals, rollout_stages, run_lists, runs
+from evalstop_service.store.cases import CaseFilter, Outcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
 from evalstop_service.web.pages import formatting, precision, run_list
@@ -124,7 +123,7 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
     revision = cases.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
     proposed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
-    labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
+    labels = cases.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
         revision,
         Excerpt(proposed, proposals.count_open(tx, project_id, now)),

@@ -17,7 +17,7 @@ from evalstop_service.domain.run import RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, policies, run_details, run_health, run_lists
+from evalstop_service.store import decisions, policies, run_details, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
@@ -146,7 +146,7 @@ def draw_sparklines(
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
-    stored = run_health.load_health(tx, [run.id for run in page_of_runs])
+    stored = run_details.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
     sparklines = draw_sparklines(tx, page_of_runs, decided)
     last_evals = charts.load_last_evals(tx, page_of_runs)

@@ -24,17 +24,7 @@ from evalstop_service.ingest import list_calls
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.watched_metrics import EvalShare, list_shares
-from evalstop_service.store import (
-    cases,
-    decisions,
-    observations,
-    outcomes,
-    proposals,
-    run_details,
-    run_lists,
-    runs,
-    series,
-)
+from evalstop_service.store import cases, decisions, observations, proposals, run_details, run_lists, runs, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
@@ -73,7 +63,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run, stored = details.run, details.health
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
         histories = decisions.load_changes(tx, on_record)
-        judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
+        judged = cases.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
         changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run))
         requests = run_details.list_requests(tx, run.id)

@@ -17,7 +17,7 @@ from evalstop_service.projects.project_settings import parse_form
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.endpoints import EndpointIn
 from evalstop_service.web.pages.formatting import format_json
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
@@ -25,7 +25,7 @@ from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, Sign
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
-from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges, name_host
+from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, name_host
 from evalstop_service.webhooks.links import add_url
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
@@ -53,9 +53,9 @@ def show_webhooks(
 def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """One delivery: its request, and every attempt with its response."""
     with site.database.reading() as tx:
-        delivery = deliveries.load_delivery(tx, visitor.project.id, delivery_id)
-        content = deliveries.get_content(tx, delivery)
-        attempts = deliveries.list_attempts(tx, delivery)
+        delivery = outbox.load_delivery(tx, visitor.project.id, delivery_id)
+        content = outbox.get_content(tx, delivery)
+        attempts = outbox.list_attempts(tx, delivery)
     return render_page(
         "delivery.html",
         visitor=visitor,
@@ -98,9 +98,8 @@ def add_endpoint(
 @router.post("/endpoints/{endpoint_id}/enabled")
 def enable_endpoint(endpoint_id: UUID, site: SiteOf, visitor: FreshAdmin, enabled: Annotated[bool, Form()]) -> Response:
     """Enable or disable an endpoint."""
-    changes = EndpointChanges(enabled=enabled)
-    address_policy = site.context.address_policy
-    webhooks.change_endpoint(site.database, visitor.author(site.clock()), endpoint_id, changes, address_policy)
+    author, address_policy = visitor.author(site.clock()), site.context.address_policy
+    webhooks.change_endpoint(site.database, author, endpoint_id, {"enabled": enabled}, address_policy)
     return RedirectResponse(_PATH, 303)
 
 
@@ -154,7 +153,7 @@ def _render_webhooks(
 ) -> Response:
     with site.database.reading() as tx:
         listed = endpoints.list_endpoints(tx, visitor.project.id)
-        newest = deliveries.list_deliveries(
+        newest = outbox.list_deliveries(
             tx, visitor.project.id, state=state or None, endpoint_id=endpoint, before=cursor, limit=PAGE + 1
         )
     query = {"state": state, "endpoint": endpoint}
