@@ -161,14 +161,19 @@ def _list_strata(strata: _Strata) -> list[Stratum]:
 
 
 def load_figures(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
+    tx: Transaction,
+    project_id: UUID,
+    case_filter: CaseFilter,
+    by: Sequence[Grouping] = (),
+    by_policy: Iterable[CaseCount] | None = None,
 ) -> list[GroupFigures]:
     """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty.
 
     By detector, or of one, as if its first call had stopped the run: of each on the panel of the cases' policies.
+    `by_policy`: the counts by policy, if a caller has them and wants figures by policy and detector.
     """
     if case_filter.detector is not None or "detector" in by:
-        called, panels = _count_by_detector(tx, project_id, case_filter, by)
+        called, panels = _count_by_detector(tx, project_id, case_filter, by, by_policy)
         return [
             replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
             for group in compute_figures(called, of_calls=True)
@@ -177,13 +182,23 @@ def load_figures(
     return compute_figures(counts) if by else [compute_total(counts)]
 
 
-def load_detectors_by_week(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> dict[str, list[GroupFigures]]:
-    """The cumulative figures of each detector, up to the end of each week."""
-    counts, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"], delays=False)
+def load_detectors_by_week(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, counts: Iterable[CaseCount]
+) -> dict[str, list[GroupFigures]]:
+    """The cumulative figures of each detector, up to the end of each week; `counts`: by policy and week."""
+    called, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"], counts, delays=False)
     counts_of = defaultdict[str, list[CaseCount]](list)
-    for count in counts:
-        counts_of[count.key[0]].append(replace(count, key=count.key[1:]))
-    return {name: compute_running_figures(own, of_calls=True) for name, own in sorted(counts_of.items())}
+    for count in called:
+        counts_of[count.key[0]].append(count)
+    return {
+        name: compute_running_figures(merge_groups(own, slice(1, None)), of_calls=True)
+        for name, own in sorted(counts_of.items())
+    }
+
+
+def merge_groups(counts: Iterable[CaseCount], parts: slice) -> list[CaseCount]:
+    """The counts by some parts of their keys."""
+    return [replace(count, key=count.key[parts]) for count in counts]
 
 
 _Panels = dict[Key, dict[str, bool]]
@@ -191,7 +206,13 @@ _Panels = dict[Key, dict[str, bool]]
 
 
 def _count_by_detector(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping], *, delays: bool = True
+    tx: Transaction,
+    project_id: UUID,
+    case_filter: CaseFilter,
+    by: Sequence[Grouping],
+    counts: Iterable[CaseCount] | None = None,
+    *,
+    delays: bool = True,
 ) -> tuple[list[CaseCount], _Panels]:
     """The cases of each detector, called or silent.
 
@@ -203,7 +224,7 @@ def _count_by_detector(
     split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]
     of_all = replace(case_filter, detector=None)
     seen = Counter[tuple[Key, float, RunOutcome]]()
-    for count in cases.count_cases(tx, project_id, of_all, split):
+    for count in cases.count_cases(tx, project_id, of_all, split) if counts is None else counts:
         if count.treatment in (None, Treatment.OBSERVED):
             assert count.run_outcome is not None, "the row of a case has it"
             seen[count.key, count.probability or 1.0, count.run_outcome] += count.cases
@@ -211,7 +232,7 @@ def _count_by_detector(
     silent: dict[tuple[str, Key, float, RunOutcome], int] = {
         (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
     }
-    counts = list[CaseCount]()
+    called = list[CaseCount]()
     for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"], delays=delays):
         parts, detector = call.key[:-1], call.key[-1]
         key, probability = _arrange_key(by, split, parts, detector), call.probability or 1.0
@@ -219,7 +240,7 @@ def _count_by_detector(
         if case_filter.detector not in (None, detector):
             continue
         hours = call.gpu_hours_saved if treatment is Treatment.OBSERVED else 0.0
-        counts.append(replace(call, key=key, treatment=treatment, probability=probability, gpu_hours_saved=hours))
+        called.append(replace(call, key=key, treatment=treatment, probability=probability, gpu_hours_saved=hours))
         if treatment is Treatment.OBSERVED:
             assert call.run_outcome is not None, "the row of a call has it"
             kind = (detector, parts, probability, call.run_outcome)
@@ -228,8 +249,8 @@ def _count_by_detector(
     for (detector, parts, probability, run_outcome), number in silent.items():
         if case_filter.detector in (None, detector):
             key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
-            counts.append(CaseCount(key, None, probability, judged, number))
-    return counts, panels
+            called.append(CaseCount(key, None, probability, judged, number))
+    return called, panels
 
 
 def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]], detector: str | None) -> bool:

@@ -14,6 +14,7 @@ from evalstop_service.store import cases
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
+from tests.fixtures.statements import record_statements
 from tests.service.case_rows import insert_cases, judge_call
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import (
@@ -74,6 +75,22 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
     by_detector = {row["name"]: row["running"][-1]["precision"]["value"] for row in figures["detectors"]}
     assert by_detector == {"k_below_best": 1.0}, "the others never call"
     assert "There is no policy “levle”: did you mean “level”?" in get_text(visitor, "/precision?policy=%00levle")
+
+
+@SQLITE_ONLY
+@pytest.mark.parametrize("path", ["/", "/precision", "/precision/figures.json"])
+def test_page_counts_the_cases_once(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, path: str
+) -> None:
+    """Counting all cases takes most of the time of these pages, so all their figures are from one count."""
+    run = tenant.open_run("ppo", policy="default")
+    insert_cases(database, run, 2, now, calls={"posterior": judge_call("right")})
+    insert_cases(database, run, 3, now, treatment=None, run_outcome="healthy")
+    with record_statements(database) as statements:
+        visitor.get(path).raise_for_status()
+    counts = [text for text in statements if "count(*)" in text and "FROM cases" in text]
+    assert len([text for text in counts if "decision_id IS NULL" in text]) == 1
+    assert len([text for text in counts if "decision_id IS NOT NULL" in text]) == 1
 
 
 @SQLITE_ONLY

@@ -84,7 +84,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
-        panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1])
+        panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1], counts)
         queued = runs.load_runs(tx, overview.run_ids)
         sparks = run_list.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
     return render_page(

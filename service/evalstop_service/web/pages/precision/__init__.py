@@ -18,7 +18,7 @@ from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import cases, decisions, policies, rollout_stages, runs
-from evalstop_service.store.cases import CaseFilter, Grouping
+from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
@@ -69,20 +69,27 @@ class Panel:
 
 
 def load_panels(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by_policy: Sequence[GroupFigures]
+    tx: Transaction,
+    project_id: UUID,
+    case_filter: CaseFilter,
+    by_policy: Sequence[GroupFigures],
+    counts: Iterable[CaseCount],
 ) -> list[Panel]:
-    """The panels of these versions of policies, in their order."""
+    """The panels of these versions of policies, in their order; `counts`: of cases, by policy."""
     if len(by_policy) == 1:
         case_filter = figures.select_group(case_filter, ("policy",), by_policy[0].key)
-    rows = {row.key: row for row in figures.load_figures(tx, project_id, case_filter, ["policy", "detector"])}
+    shown = {group.key for group in by_policy}
+    counted = [count for count in counts if count.key in shown]
+    loaded = figures.load_figures(tx, project_id, case_filter, ["policy", "detector"], counted)
+    rows = {row.key: row for row in loaded}
     stages = _load_stages(tx, project_id)
     panels = []
     for group in by_policy:
         name, version = group.key
         able = _list_callers(tx, project_id, name, version)
-        shown = [rows[name, version, item] for item in able if (name, version, item) in rows]
-        shown.sort(key=_count_calls, reverse=True)
-        panels.append(Panel(name, version, is_enforced(group, stages), shown))
+        detectors = [rows[name, version, item] for item in able if (name, version, item) in rows]
+        detectors.sort(key=_count_calls, reverse=True)
+        panels.append(Panel(name, version, is_enforced(group, stages), detectors))
     return panels
 
 
@@ -130,7 +137,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         counts = cases.count_cases(tx, project_id, filters.case_filter, ("policy",))
         stages = _load_stages(tx, project_id)
         by_policy = rank_policies(figures.compute_figures(counts), stages)
-        panels = load_panels(tx, project_id, filters.case_filter, by_policy)
+        panels = load_panels(tx, project_id, filters.case_filter, by_policy, counts)
         kinds = cases.list_job_kinds(tx, project_id)
         versions = policies.load_latest_versions(tx, project_id)
     if not filters.policy and by_policy:  # no figure mixes several, unless the visitor asks for that
@@ -184,11 +191,13 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
     """The data of the charts: the stops of a policy, and the detectors of its first version."""
     project_id, chosen = visitor.project.id, filters.case_filter
     with site.database.reading() as tx:
-        by_week = cases.count_cases(tx, project_id, chosen, ("week",))
-        by_policy = figures.compute_figures(cases.count_cases(tx, project_id, chosen, ("policy",)))
+        counts = cases.count_cases(tx, project_id, chosen, ("policy", "week"))
+        by_week = figures.merge_groups(counts, slice(2, None))
+        by_policy = figures.compute_figures(figures.merge_groups(counts, slice(2)))
         first = rank_policies(by_policy, _load_stages(tx, project_id))[:1]
         version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
-        detectors = figures.load_detectors_by_week(tx, project_id, version)
+        of_version = [count for count in counts if count.key[:2] == first[0].key]
+        detectors = figures.load_detectors_by_week(tx, project_id, version, of_version)
         callers = _list_callers(tx, project_id, *first[0].key) if first else {}
     return send_json(
         {
