@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",
     "stopbench": "evalstop_lab.stopbench.command",
+    "sweep": "evalstop_lab.rlhf.population",
     "train": "evalstop_lab.rlhf.job",
     "train-posterior": "evalstop_lab.posterior.train",
 }
