@@ -14,21 +14,29 @@ from evalstop_client import ConfigurationError, EvalStopError
 from evalstop_lab.errors import LabError, UnusableArguments
 
 SUBCOMMANDS = {
-    "backtest": "evalstop_lab.backtest.command",
-    "calibrate": "evalstop_lab.calibrate.command",
-    "cluster": "evalstop_lab.simulator.reproduce",
-    "demo": "evalstop_lab.rlhf.demo",
-    "replay": "evalstop_lab.replay.command",
-    "roles": "evalstop_lab.replay.roles",
-    "stopbench": "evalstop_lab.stopbench.command",
-    "sweep": "evalstop_lab.rlhf.population",
-    "train": "evalstop_lab.rlhf.job",
-    "train-posterior": "evalstop_lab.posterior.train",
+    "backtest": (
+        "backtest.command",
+        "backtest policies on past runs: what each would have stopped and saved, and which stops are wrong",
+    ),
+    "calibrate": (
+        "calibrate.command",
+        "find the thresholds of a detector at which a given share of healthy runs would be stopped",
+    ),
+    "cluster": (
+        "simulator.reproduce",
+        "simulate a GPU cluster to measure what stopping saves, by scheduler and rule",
+    ),
+    "demo": ("rlhf.demo", "run a service, a receiver and a training run, which is stopped after its eval has turned"),
+    "replay": ("replay.command", "replay logged runs through a policy: where it would have stopped each, and why"),
+    "roles": ("replay.roles", "explain a log: which metrics are the eval score, proxy, KL and loss, and why"),
+    "stopbench": ("stopbench.command", "compare your stopping rule with common ones"),
+    "sweep": ("rlhf.population", "train eight small policies as a group, by each rule of groups"),
+    "train": ("rlhf.job", "train the example: a small RLHF run that over-optimizes or stays healthy"),
+    "train-posterior": ("posterior.train", "train the network of the posterior detector"),
 }
-"""The module of each subcommand; its `add_parser` sets the function that runs the subcommand as the default of `run`.
+"""By name the module with `add_options` and `run`, and the help text.
 
-Only the requested one is imported: all of them, with SciPy, pandas, Matplotlib and the service, take five seconds
-instead of one.
+Only the requested one is imported: all of them, with SciPy, Matplotlib and the service, take seconds.
 """
 
 
@@ -37,14 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each process has one core: NumPy's threads would wait for each other at every eval, which took a quarter of the
     # processor time of a backtest. It reads this when it is imported, with the command.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="evalstop-lab", description="Replay, backtest, calibrate and simulate stopping rules, or train an example."
     )
     parser.add_argument("--version", action="version", version=f"evalstop-lab {version('evalstop-lab')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in [arguments[0]] if arguments and arguments[0] in SUBCOMMANDS else SUBCOMMANDS:
-        import_module(SUBCOMMANDS[name]).add_parser(subparsers)
+    for name, (module_name, summary) in SUBCOMMANDS.items():
+        description = f"{summary[:1].upper()}{summary[1:]}."
+        added = subparsers.add_parser(
+            name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if arguments[:1] == [name]:
+            module = import_module(f"evalstop_lab.{module_name}")
+            module.add_options(added)
+            added.set_defaults(run=module.run)
     args = parser.parse_args(arguments)
     try:
         return int(args.run(args))

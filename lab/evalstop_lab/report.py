@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.worlds.scoring import Figure
@@ -62,30 +60,3 @@ def to_json_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json_values(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
-    """Print a table with one row per rule; intervals are 95 %."""
-    runs = next(iter(result.values()))["runs"]
-    table = new_table(
-        f"{name}: {runs} runs",
-        *("rule", "recall", "cliffs", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
-        caption="cliffs: sudden falls after which it stopped within six evals; eval lost: of the gain\n"
-        "saved: share of the evals after the peaks, minus those lost by wrong stops",
-    )
-    by_saved = sorted(
-        result.items(), key=lambda item: np.nan_to_num(item[1]["saved"]["value"], nan=-math.inf), reverse=True
-    )
-    for rule, figures in by_saved:
-        table.add_row(
-            rule,
-            format_figure(figures["recall"]),
-            format_figure(figures["cliffs"]),
-            format_figure(figures["false_stops"]),
-            format_percent(figures["premature"]["value"]),
-            format_number(figures["delay"]["value"], 0),
-            format_number(figures["delay_to_bound"]["value"], 1),
-            format_figure(figures["saved"]),
-            format_percent(figures["eval_lost"]["value"]),
-        )
-    console.print(table)

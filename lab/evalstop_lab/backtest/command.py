@@ -32,7 +32,7 @@ from evalstop_lab.backtest.cases import (
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, load_policy
 from evalstop_lab.replay.command import describe_guesses
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, read_settled_runs
+from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
 
 MOST_ERRORS_SHOWN = 20
@@ -45,9 +45,8 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "backtest policies on past runs: what each would have stopped and saved, and which stops are wrong"
-    parser = add_source_parser(subparsers, "backtest", summary, EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser, EXAMPLES)
     add_policy_options(parser)
     parser.add_argument("--against", metavar="NAME|FILE", help="another policy, compared on the same runs")
     parser.add_argument("--gpus", type=positive_number, help="GPUs of runs that do not report theirs")
@@ -59,7 +58,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="page to write (default: backtest.html)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object instead of a table, and write no page")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

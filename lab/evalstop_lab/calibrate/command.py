@@ -78,13 +78,8 @@ def _record_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
     return record_evidence(detector, world.observations(), world.last_step)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "calibrate",
-        help="find the thresholds of a detector at which a given share of healthy runs would be stopped",
-        epilog=EXAMPLES + SOURCES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES + SOURCES
     parser.add_argument(
         "sources",
         nargs="+",
@@ -124,7 +119,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write the JSON object, or with --false-stops the policy, to this file",
     )
     parser.add_argument("--json", action="store_true", help="print the JSON object instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

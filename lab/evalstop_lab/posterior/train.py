@@ -173,13 +173,8 @@ VALIDATION_SEED, VALIDATION_RUNS = 999, 2048
 MOST_JUDGED_RUNS = 20_000
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "train-posterior",
-        help="train the network of the posterior detector",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
     parser.add_argument(
         "--runs", type=positive_number, default=600_000, help="number of runs to draw (default: 600000, an hour)"
     )
@@ -188,7 +183,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--without", nargs="+", choices=KINDS, default=[], metavar="KIND", help=f"leave out: {', '.join(KINDS)}"
     )
     parser.add_argument("--output", type=Path, default=Path("posterior.int16"), metavar="FILE", help="(%(default)s)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from rich.text import Text
 from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Run
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, read_settled_runs
+from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
 from evalstop_lab.report import new_table
 from evalstop_lab.sweep import sweep_chunks
 
@@ -36,12 +36,10 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "replay logged runs through a policy: where it would have stopped each, and why"
-    parser = add_source_parser(subparsers, "replay", summary, EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser, EXAMPLES)
     add_policy_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per run instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from rich.text import Text
 from evalstop_lab.replay import ReadErrors, RequestedRoles
 from evalstop_lab.replay.folders import Findings
 from evalstop_lab.replay.runs import NO_METRICS
-from evalstop_lab.replay.sources import Log, add_source_parser, choose_roles, get_requested_roles, list_logs
+from evalstop_lab.replay.sources import Log, add_source_options, choose_roles, get_requested_roles, list_logs
 from evalstop_lab.report import new_table
 
 EXAMPLES = """examples:
@@ -30,11 +30,9 @@ EXAMPLES = """examples:
 REQUESTED, NAMED, DECLARED = "set by an option", "named like the role", "declared by the run"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "explain a log: which metrics are the eval score, proxy, KL and loss, and why"
-    parser = add_source_parser(subparsers, "roles", summary, EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_source_options(parser, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print one JSON object per kind of log instead of tables")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

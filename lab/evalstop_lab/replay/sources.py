@@ -53,20 +53,11 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
 
 
-def add_source_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
-) -> argparse.ArgumentParser:
-    """Add a command on past runs: its sources, which its help lists, and the role options."""
-    parser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=examples + SOURCES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_source_options(parser: argparse.ArgumentParser, examples: str) -> None:
+    """Add what a command on past runs takes: its sources, which its help lists after the examples, and the roles."""
+    parser.epilog = examples + SOURCES
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="file, folder or server, see below")
     add_role_options(parser)
-    return parser
 
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:

@@ -34,20 +34,14 @@ CONFIRM_SECONDS = 30.0
 """How long to wait for a confirmed stop after the end of the job."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="run a service, a receiver and a training run, which is stopped after its eval score has turned",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the run to train")
     parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default: 0)")
     parser.add_argument("--policy", default="default", help="policy of the run; paper stops it after 3 declines")
     parser.add_argument("--hasten", type=positive_number, default=1, help="divide the number of steps by this factor")
     parser.add_argument("--folder", type=Path, help="folder for all files (default: a new folder in .evalstop/)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

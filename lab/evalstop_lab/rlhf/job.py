@@ -157,13 +157,8 @@ class Job:
         return path
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "train",
-        help="train the example: a small RLHF run that over-optimizes or stays healthy",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the run to train")
     parser.add_argument("--seed", type=whole_number, default=0, help="random seed (default: 0)")
     parser.add_argument("--steps", type=positive_number, help="the last step (default: the preset's)")
@@ -184,7 +179,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="poll: end when the service answers should_stop; signal: a receiver ends the run (default: poll)",
     )
     parser.add_argument("--json", action="store_true", help="print events as lines of JSON instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

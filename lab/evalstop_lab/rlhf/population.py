@@ -199,15 +199,13 @@ def replay_halving(
     return {"stopped": stops / ORDERS, "regretted": regretted / (ORDERS * len(good)), "gpu_hours": hours}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("sweep", help="train eight small policies as a group, by each rule of groups")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="the world to train in")
     parser.add_argument("--seeds", type=positive_number, default=SEEDS, help="number of sweeps (default: %(default)s)")
     parser.add_argument("--first-seed", type=whole_number, default=0, help="the first seed (default: 0)")
     parser.add_argument("--hasten", type=positive_number, default=HASTEN, help="divide the steps of a run by this")
     add_jobs_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -153,13 +153,8 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    cluster = subparsers.add_parser(
-        "cluster",
-        help="simulate a GPU cluster to measure what stopping saves, by scheduler and rule",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(cluster: argparse.ArgumentParser) -> None:
+    cluster.epilog = EXAMPLES
     commands = cluster.add_subparsers(required=True, metavar="COMMAND")
     parser = commands.add_parser("reproduce", help="reproduce the paper's table, with intervals")
     parser.add_argument("--seeds", type=positive_number, default=SEEDS, help=f"number of seeds (default: {SEEDS})")
@@ -175,7 +170,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_jobs_option(parser)
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

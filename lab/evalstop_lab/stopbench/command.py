@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import list_versions, print_suite, to_json_values
+from evalstop_lab.report import format_figure, format_number, format_percent, list_versions, new_table, to_json_values
 from evalstop_lab.stopbench.judging import SEEDS, SUITES, compute_figures, judge_run
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.sweep import add_jobs_option, sweep
@@ -30,14 +32,8 @@ EXAMPLES = """examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "stopbench",
-        help="compare your stopping rule with common ones",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = __doc__, EXAMPLES
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     judging = commands.add_parser("run", help="judge rules on the suites", description=__doc__, epilog=EXAMPLES)
     judging.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -54,10 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_jobs_option(judging)
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    judging.set_defaults(run=run_rules)
 
 
-def run_rules(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     rules, missing = _choose_rules(args.rule, args.only)
     suites = [name for name in args.suite if args.seeds == "public" or SUITES[name].held_out]
     if not suites:
@@ -73,7 +68,7 @@ def run_rules(args: argparse.Namespace) -> int:
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for name, result in results.items():
-        print_suite(console, name, result)
+        _print_suite(console, name, result)
     for name in missing:
         console.print(f"{name} was skipped: its library is not installed.")
     console.print(f"Wrote report.json (also by family, noise and known length) to {args.folder}/")
@@ -102,3 +97,30 @@ def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None,
         rule: compute_figures([(row[index], world) for row, world in zip(outcomes, worlds, strict=True)])
         for index, rule in enumerate(rules)
     }
+
+
+def _print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
+    """Print a table with one row per rule; intervals are 95 %."""
+    runs = next(iter(result.values()))["runs"]
+    table = new_table(
+        f"{name}: {runs} runs",
+        *("rule", "recall", "cliffs", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
+        caption="cliffs: sudden falls after which it stopped within six evals; eval lost: of the gain\n"
+        "saved: share of the evals after the peaks, minus those lost by wrong stops",
+    )
+    by_saved = sorted(
+        result.items(), key=lambda item: np.nan_to_num(item[1]["saved"]["value"], nan=-math.inf), reverse=True
+    )
+    for rule, figures in by_saved:
+        table.add_row(
+            rule,
+            format_figure(figures["recall"]),
+            format_figure(figures["cliffs"]),
+            format_figure(figures["false_stops"]),
+            format_percent(figures["premature"]["value"]),
+            format_number(figures["delay"]["value"], 0),
+            format_number(figures["delay_to_bound"]["value"], 1),
+            format_figure(figures["saved"]),
+            format_percent(figures["eval_lost"]["value"]),
+        )
+    console.print(table)

@@ -14,7 +14,6 @@ from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
-from scipy import stats
 
 from evalstop_lab.worlds.truth import Floats, Label, Truth
 
@@ -200,6 +199,8 @@ def clopper_pearson(hits: int, n: int) -> Share:
 def _estimate_share(hits: int, n: int, method: str) -> Share:
     if n == 0:
         return Share(math.nan, 0.0, 1.0, 0, 0)
+    from scipy import stats  # most of a second, which commands without figures need not wait
+
     interval = stats.binomtest(hits, n).proportion_ci(CONFIDENCE, method)
     return Share(hits / n, float(interval.low), float(interval.high), n, hits)
 
@@ -216,6 +217,8 @@ def estimate_quantile(numbers: Sequence[float], q: float) -> Figure:
 
 def find_quantile_ranks(n: int, q: float) -> tuple[int, int]:
     """The ranks, from 0, of the order statistics that bound the q-quantile, limited to existing ranks."""
+    from scipy import stats
+
     tail = (1 - CONFIDENCE) / 2
     low = int(stats.binom.ppf(tail, n, q)) - 1
     high = int(stats.binom.ppf(1 - tail, n, q))
@@ -232,5 +235,7 @@ def estimate_mean(numbers: Sequence[float] | Floats) -> Figure:
     mean = float(values.mean()) if count else math.nan
     if count < 2:
         return Figure(mean, math.nan, math.nan, count)
+    from scipy import stats
+
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
     return Figure(mean, mean - reach, mean + reach, count)
