@@ -11,6 +11,7 @@ from evalstop_service.store import cases
 from evalstop_service.store.cases import CaseFilter, Grouping, Key
 from evalstop_service.store.database import Database
 
+from tests.fixtures.statements import record_statements
 from tests.service.case_rows import insert_cases, judge_call
 from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture, set_up_project
 
@@ -178,3 +179,18 @@ def test_revision_changes_when_a_case_is_saved(project_with_cases: ProjectFixtur
         assert stored is not None
         cases.save_case(tx, stored)
     assert revision() != before
+
+
+def test_calls_are_counted_in_the_order_of_an_index(postgres_database: Database) -> None:
+    """Hundreds of thousands of calls are counted as an index lists them: PostgreSQL need not sort them first."""
+    project, database = set_up_project(postgres_database), postgres_database
+    with database.transaction() as tx, record_statements(database) as statements:
+        cases.count_calls(tx, project.id, CaseFilter(), ["policy", "detector"])
+    (counting,) = [statement for statement in statements if "FROM case_calls" in statement]
+    with database.transaction() as tx:
+        tx.exec_driver_sql("SET LOCAL enable_seqscan TO off; SET LOCAL enable_bitmapscan TO off")
+        tx.exec_driver_sql("SET LOCAL enable_hashagg TO off")
+        values = {"coalesce_2": 0.0, "project_id_1": project.id}
+        plan = "\n".join(tx.exec_driver_sql(f"EXPLAIN {counting}", values).scalars())
+    assert "Index Only Scan using ix_case_calls_counted" in plan
+    assert "Sort" not in plan
