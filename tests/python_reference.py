@@ -22,6 +22,7 @@ REPORTING: tuple[type, ...] = (
     evalstop.Decision,
     evalstop.Verdict,
     evalstop.EvalRequest,
+    evalstop.Exploit,
     evalstop.Summary,
     evalstop.Limits,
 )

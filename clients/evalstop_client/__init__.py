@@ -2,7 +2,7 @@
 
 from evalstop_client.errors import ApiError, ConfigurationError, EvalStopError, EventMalformed, SignatureError
 from evalstop_client.eval_request import EvalRequest, Summary
-from evalstop_client.latest_answer import Decision, Verdict
+from evalstop_client.latest_answer import Decision, Exploit, Verdict
 from evalstop_client.metric_roles import MetricRole
 from evalstop_client.run import Run
 from evalstop_client.settings import Limits
@@ -15,6 +15,7 @@ __all__ = [
     "EvalRequest",
     "EvalStopError",
     "EventMalformed",
+    "Exploit",
     "Limits",
     "MetricRole",
     "Run",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,40 @@ class Decision:
         )
 
 
+EXPLOIT_DECISION = "EVALSTOP_EXPLOIT_DECISION"
+"""The variable with the id of the decision for which a receiver has started a trainer again."""
+
+
+@dataclass(frozen=True)
+class Exploit:
+    """The rule of the run's group has the run continue from the checkpoint of another one, with these hyperparameters.
+
+    Load `source_checkpoint`, set `hyperparameters`, call `confirm()`, and go on with the step after `source_step`.
+    """
+
+    decision_id: str
+    source_run: str
+    source_name: str
+    source_step: int
+    source_checkpoint: str
+    hyperparameters: Mapping[str, float | str]
+    _confirm: Callable[[str], object] = field(repr=False, compare=False)
+
+    def confirm(self) -> None:
+        """Report that the checkpoint is loaded: what is logged from now on belongs to the copy. Does not wait."""
+        self._confirm(self.decision_id)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], confirm: Callable[[str], object]) -> Exploit | None:
+        """Parse the request from the service's JSON; None if it is malformed."""
+        try:
+            step, values = int(fields["source_step"]), dict(fields["hyperparameters"])
+            decision_id, run, name = (str(fields[key]) for key in ("decision_id", "source_run", "source_name"))
+            return cls(decision_id, run, name, step, str(fields["source_checkpoint"]), values, confirm)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
 def find_eval(metrics: Mapping[str, Any]) -> str | None:
     """The metric with the role eval; of several the mean that the service computes."""
     evals = [name for name, role in metrics.items() if role.get("role") == "eval"]
@@ -89,8 +123,8 @@ class LatestAnswer:
     `name`: its name at the service, which differs from the requested one if that was taken. `guessed`: the metrics
     whose role or direction the service guessed from their names, so that they cannot stop the run. `missing`: the roles
     of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none is the
-    eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION.
-    `length_known`: whether the service knows the planned length of the run.
+    eval. `eval_request`: the open request for a paired evaluation. `exploit`: the copy to make. `policy`: as
+    NAME@VERSION. `length_known`: whether the service knows the planned length of the run.
     """
 
     run_id: str | None = None
@@ -104,6 +138,7 @@ class LatestAnswer:
     guessed: tuple[str, ...] = ()
     length_known: bool | None = None
     eval_request: Mapping[str, Any] | None = None
+    exploit: Mapping[str, Any] | None = None
     mode: str | None = None
     policy: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -125,9 +160,9 @@ class LatestAnswer:
             changes["decision"] = Decision.from_json(decision) if isinstance(decision, Mapping) else None
         if isinstance(answer.get("missing"), Mapping):
             changes["missing"] = {str(metric): str(role) for metric, role in answer["missing"].items()}
-        if "eval_request" in answer:
-            request = answer["eval_request"]
-            changes["eval_request"] = request if isinstance(request, Mapping) else None
+        for request in ("eval_request", "exploit"):
+            if request in answer:
+                changes[request] = answer[request] if isinstance(answer[request], Mapping) else None
         if "best_checkpoint" in answer:
             changes["best_checkpoint"] = answer["best_checkpoint"]
         for names in ("guessed", "unwatched"):

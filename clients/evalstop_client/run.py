@@ -8,14 +8,14 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from evalstop_client import observations
 from evalstop_client.config import LONGEST_VALUE, fit_line, replace_controls
 from evalstop_client.eval_request import EvalRequest
-from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, describe_run
+from evalstop_client.latest_answer import EXPLOIT_DECISION, Decision, Exploit, LatestAnswer, Verdict, describe_run
 from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, RunArguments, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
@@ -58,10 +58,14 @@ class Run:
     - `labels`: a receiver finds the job by these. In Slurm and Kubernetes the client adds its own.
     - `config` (a mapping or an object with attributes), `owner` (who is notified: an e-mail address or a name),
       `group` (a sweep, the seeds of one configuration), `tags`, `notes`: shown on the run's page.
+    - `population`: the rule by which the runs of `group` are compared and stopped, or copy each other, such as
+      `{"kind": "median"}`; it stands for the whole group once a run has set it.
     - `evaluates`: declares that checkpoints can be evaluated on request (with `eval_requests`, or by a separate
       evaluator): true, or the share of the run's time that one eval takes.
     - `on_stop`: called once with the decision, in the trainer's thread, when `should_stop` is first read as true: use
       it to save and test before the loop ends. Its exceptions are logged.
+    - `on_exploit`: called once with the `Exploit`, in the trainer's thread, when `exploit` is first read: use it to
+      load the checkpoint. Its exceptions are logged.
     - `limits`: replaces all limits.
     """
 
@@ -70,8 +74,9 @@ class Run:
         self._warnings = WarningLog()
         self._finished = False
         self._obeyed: str | None = None
-        self._on_stop = arguments.get("on_stop")
-        self._stops_seen: set[str] = set()  # decisions passed to `on_stop`
+        self._on_stop, self._on_exploit = arguments.get("on_stop"), arguments.get("on_exploit")
+        self._passed_on: set[str] = set()  # decisions passed to `on_stop` or `on_exploit`
+        self._settled_exploits: set[str] = set()  # confirmed, or given up by a resume
         self._answered_requests: set[str] = set()
         self._last_checkpoint: tuple[int, str] | None = None
         self._pid = os.getpid()
@@ -82,6 +87,10 @@ class Run:
             self._reporter = Reporter(self._settings, self._warnings)
             self._reporter.start()
         _open_runs.add(self)
+        # Under `evalstop-receiver process` a trainer is started anew for a copy. It has loaded nothing yet, but what it
+        # logs comes after this entry, and what its predecessor left in the spool before it.
+        if (copies := os.environ.get(EXPLOIT_DECISION)) and "resume" in self._settings.opening:
+            self._confirm_exploit(copies)
 
     @property
     def name(self) -> str:
@@ -118,13 +127,18 @@ class Run:
         latest = self._latest_answer
         decision = latest.decision if latest.should_stop else None
         self._obeyed = decision.id if decision is not None else None
-        if decision is not None and self._on_stop is not None and decision.id not in self._stops_seen:
-            self._stops_seen.add(decision.id)
-            try:
-                self._on_stop(decision)
-            except Exception:
-                logger.exception("evalstop: on_stop failed")
+        if decision is not None:
+            self._pass_once(decision.id, decision, self._on_stop, "on_stop")
         return latest.should_stop
+
+    @property
+    def exploit(self) -> Exploit | None:
+        """The checkpoint of another run of the group to continue from, until it is confirmed, the run resumes or ends;
+        None without one."""
+        exploit = self._find_exploit()
+        if exploit is not None:
+            self._pass_once(exploit.decision_id, exploit, self._on_exploit, "on_exploit")
+        return exploit
 
     @property
     def verdict(self) -> Verdict | None:
@@ -199,6 +213,8 @@ class Run:
         if whole_step is None:
             self._warnings.count_dropped("resume", 1, "resume: step %.80r is not a non-negative integer", step)
         else:
+            if (exploit := self._find_exploit()) is not None:
+                self._settled_exploits.add(exploit.decision_id)  # of the attempt that ends here
             self._put_entry(Entry("resume", {"step": whole_step}))
 
     def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
@@ -304,6 +320,25 @@ class Run:
     def _answer_request(self, request_id: str, answer: Mapping[str, Any]) -> None:
         self._answered_requests.add(request_id)
         self._put_entry(Entry(f"eval-requests/{request_id}/answer", answer))
+
+    def _find_exploit(self) -> Exploit | None:
+        exploit = Exploit.from_json(self._latest_answer.exploit or {}, self._confirm_exploit)
+        is_open = exploit is not None and exploit.decision_id not in self._settled_exploits
+        return exploit if is_open and not self._finished else None
+
+    def _confirm_exploit(self, decision_id: str) -> None:
+        if decision_id not in self._settled_exploits:
+            self._settled_exploits.add(decision_id)
+            self._put_entry(Entry("exploited", {"decision_id": decision_id}))
+
+    def _pass_once(self, decision_id: str, about: Any, to: Callable[[Any], object] | None, name: str) -> None:
+        """Call a function of the trainer about a decision, unless it was called about it before."""
+        if to is not None and decision_id not in self._passed_on:
+            self._passed_on.add(decision_id)
+            try:
+                to(about)
+            except Exception:
+                logger.exception("evalstop: %s failed", name)
 
     def _put_entry(self, entry: Entry | LoggedValues) -> None:
         if self._finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import operator
 import os
@@ -27,7 +28,7 @@ from evalstop_client.config import (
 )
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import identify_job, name_process, scheduler_labels
-from evalstop_client.latest_answer import Decision
+from evalstop_client.latest_answer import Decision, Exploit
 from evalstop_client.metric_roles import Metrics, check_metrics
 
 MODES = ("shadow", "enforce")
@@ -86,6 +87,7 @@ class RunArguments(TypedDict, total=False):
     config: object
     owner: str | None
     group: str | None
+    population: Mapping[str, Any] | None
     tags: Sequence[str]
     notes: str | None
     policy: str | None
@@ -94,6 +96,7 @@ class RunArguments(TypedDict, total=False):
     evaluates: bool | float
     resume: Literal["must", "allow"] | None
     on_stop: Callable[[Decision], object] | None
+    on_exploit: Callable[[Exploit], object] | None
     spool_folder: str | Path | None
     flush_seconds: float
     poll_seconds: float
@@ -210,10 +213,22 @@ def _describe_run(arguments: RunArguments) -> dict[str, Any]:
         # A run is watched whatever these are: only as much of them is sent as the service takes.
         "owner": fit_line(format_value(arguments.get("owner") or "")) or None,
         "group": fit_line(format_value(arguments.get("group") or "")) or None,
+        "population": _check_population(arguments.get("population"), arguments.get("group")),
         "tags": [fit_line(format_value(tag), LONGEST_TAG) for tag in tags[:MOST_TAGS]] or None,
         "notes": replace_controls(format_value(arguments.get("notes") or "")[:LONGEST_NOTES], keeping="\n\t") or None,
     }
     return {name: value for name, value in opening.items() if value is not None}
+
+
+def _check_population(population: Mapping[str, Any] | None, group: str | None) -> dict[str, Any] | None:
+    if population is None:
+        return None
+    if not group:
+        raise ConfigurationError("population: it is the rule of a group; name the group with group=.")
+    try:
+        return dict(json.loads(json.dumps(population, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"population {population!r:.200}: write it as docs/sweeps.md says: {error}.") from None
 
 
 def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:

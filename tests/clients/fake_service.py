@@ -76,6 +76,7 @@ class FakeService:
         self.heartbeats = 0
         self.stop_at_step: int | None = None
         self.best_checkpoint: Json | None = None
+        self.exploit: Json | None = None  # until it is confirmed, or the run resumes
         self.guessed: list[str] = []
         self.missing: dict[str, str] = {}
         self.unwatched: list[str] = []
@@ -159,6 +160,11 @@ class FakeService:
                 return Answer(200, self._run_json(self._run(run_id)))
             case ["runs", run_id, "resume"]:
                 return self._resume(self._run(run_id), body)
+            case ["runs", run_id, "exploited"]:
+                if self.exploit is None or body != {"decision_id": self.exploit["decision_id"]}:
+                    raise Problem(409, "no such copy was asked for")
+                step, self.exploit = self.exploit["source_step"], None
+                return self._resume(self._run(run_id), {"step": step})
             case ["runs", run_id, "finish"]:
                 run = self._run(run_id)
                 if not {"status"} <= set(body) <= {"status", "obeyed"} or body["status"] not in ("completed", "failed"):
@@ -177,7 +183,7 @@ class FakeService:
 
     def _open(self, body: Json) -> Answer:
         known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume", "params"}
-        known |= {"owner", "group", "tags", "notes", "key_hash"}
+        known |= {"owner", "group", "population", "tags", "notes", "key_hash"}
         if not isinstance(body.get("name"), str) or not set(body) <= known:
             raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
         newest = list(reversed(self.runs.values()))
@@ -231,6 +237,7 @@ class FakeService:
             "conflict_count": len(conflicts),
             "superseded": 0,
             "best_checkpoint": self.best_checkpoint,
+            "exploit": self.exploit,
             "guessed": self.guessed,
             "missing": self.missing,
             "unwatched": self.unwatched,
@@ -261,6 +268,7 @@ class FakeService:
             raise Problem(422, "step is needed")
         if run.last != ("resume", body):
             run.attempt += 1
+        self.exploit = None
         run.status = "running"
         run.last = ("resume", body)
         return Answer(200, self._run_json(run))
@@ -297,6 +305,7 @@ class FakeService:
             "attempt": run.attempt,
             "labels": run.opening.get("labels", {}),
             "best_checkpoint": self.best_checkpoint,
+            "exploit": self.exploit,
             "length_known": "total_steps" in run.opening,
             "mode": run.opening.get("mode", "shadow"),
             "policy": {"name": "default", "version": 1},

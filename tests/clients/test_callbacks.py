@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -106,6 +107,44 @@ def test_ranks_agree_whichever_steps_are_asked_for(
             assert [run.should_stop_at(step) for step in (3, 4)] == [True] * 2
     finally:
         dist.destroy_process_group()
+
+
+RANK_SCRIPT = """
+import sys
+from torch import distributed as dist
+from evalstop_client.callbacks.pytorch import DistributedRun
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+with DistributedRun(name="r", flush_seconds=60) as run:
+    if run.run is not None:
+        assert run.run.flush()
+    exploit = run.agree_on_exploit()
+    print(exploit.source_checkpoint, exploit.hyperparameters)
+    dist.barrier()
+    exploit.confirm()
+    assert run.agree_on_exploit() is None
+"""
+
+
+def test_ranks_make_the_same_copy(
+    connection: dict[str, Any], server: FakeServer, service: FakeService, tmp_path: Path
+) -> None:
+    """Every rank is told what to load, and rank 0 confirms it once."""
+    service.exploit = {
+        "decision_id": "decision-7", "source_run": "run-9", "source_name": "b", "source_step": 20,
+        "source_checkpoint": "file:///b/20", "hyperparameters": {"lr": 0.1},
+    }  # fmt: skip
+    environment = os.environ | {"EVALSTOP_URL": server.url, "EVALSTOP_KEY": KEY}
+    command = [sys.executable, "-c", RANK_SCRIPT]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), f"file://{tmp_path / 'group'}"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["file:///b/20 {'lr': 0.1}\n"] * 2
+    assert [kind for kind, _ in list_posts(service)].count("exploited") == 1
 
 
 def test_trial_that_goes_back_resumes(connection: dict[str, Any], service: FakeService) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from evalstop_client.callbacks.arguments import CallbackArguments, filled, keep_numbers, open_run
 from evalstop_client.eval_request import EvalRequest
+from evalstop_client.latest_answer import Exploit
 from evalstop_client.run import Run
 
 AGREE_EVERY_STEPS = 10
@@ -33,7 +35,7 @@ def rank() -> int:
     return dist.get_rank() if _is_distributed() else 0
 
 
-def agreed(value: bool) -> bool:
+def agreed(value: Any) -> Any:
     """Rank 0's value, on all ranks; every rank must call it equally often."""
     if not _is_distributed() or dist.get_world_size() == 1:
         return value
@@ -92,6 +94,16 @@ class DistributedRun:
             self._last_period = period
             self._stops = agreed(self.run is not None and self.run.should_stop)
         return self._stops
+
+    def agree_on_exploit(self) -> Exploit | None:
+        """The copy of another run to load, on every rank; each rank must call this at the same steps.
+
+        Call `confirm` on every rank once all have loaded the checkpoint: that of rank 0 reports it.
+        """
+        exploit = self.run.exploit if self.run is not None else None
+        # The run cannot be sent to other ranks: `str` stands for what confirms there, and does nothing.
+        told = agreed(None if exploit is None else replace(exploit, _confirm=str))
+        return exploit or told
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
         """Report how the run ended, and wait briefly for the service."""

@@ -66,7 +66,7 @@ def list_policies(options: argparse.Namespace) -> int:
 
 def store_policy(options: argparse.Namespace) -> int:
     """Store a policy as the next version of its name; requires the scope admin."""
-    document = _read_policy(options.policy)
+    document = read_document("policy", options.policy)
     if isinstance(document, str):
         raise ConfigurationError(f"policy {document!r}: name a JSON file.")
     stored = connect(options).connection.post("/policies", document)
@@ -138,7 +138,7 @@ def _settle_proposal(options: argparse.Namespace, action: str) -> int:
 def try_policy(options: argparse.Namespace) -> int:
     """Backtest a policy on ended runs of the project: which it would have stopped, when, and whether that was right."""
     connection = connect(options).connection
-    body: Json = {"policy": _read_policy(options.policy)}
+    body: Json = {"policy": read_document("policy", options.policy)}
     if options.runs is not None:
         body["runs"] = options.runs
     backtest = connection.post("/policies/backtests", body)
@@ -154,18 +154,18 @@ def try_policy(options: argparse.Namespace) -> int:
     return OK if backtest["state"] == "done" else FAILED
 
 
-def _read_policy(name_or_path: str) -> str | Json:
+def read_document(what: str, name_or_path: str) -> str | Json:
     """The name, or the document in a file."""
     if name_or_path.endswith((".yaml", ".yml")):
-        raise ConfigurationError(f"policy {name_or_path!r}: write it in JSON; the service reads no YAML.")
+        raise ConfigurationError(f"{what} {name_or_path!r}: write it in JSON; the service reads no YAML.")
     if not name_or_path.endswith(".json"):
         return name_or_path
     try:
         document = json.loads(Path(name_or_path).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"policy {name_or_path!r}: {error}") from error
+        raise ConfigurationError(f"{what} {name_or_path!r}: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigurationError(f"policy {name_or_path!r}: it holds no policy.")
+        raise ConfigurationError(f"{what} {name_or_path!r}: it holds no {what}.")
     return document
 
 

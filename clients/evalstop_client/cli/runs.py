@@ -1,10 +1,11 @@
-"""`evalstop runs`, `decisions` and `precision`: runs, the decisions to stop them, and whether these were right."""
+"""`evalstop runs`, `groups`, `decisions` and `precision`: runs, what was decided, and whether it was right."""
 
 from __future__ import annotations
 
 import argparse
 from itertools import chain, islice
 from typing import get_args
+from urllib.parse import quote
 
 from evalstop_client.cli.command import (
     OK,
@@ -17,9 +18,11 @@ from evalstop_client.cli.command import (
     parse_count,
     print_facts,
     print_json,
+    print_table,
     show_list,
     show_result,
 )
+from evalstop_client.cli.policies import read_document
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.reading.api import Call, Mode, RunStatus, State, parse_moment
 from evalstop_client.reading.records import DecisionRecord, RunRecord
@@ -203,6 +206,57 @@ def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
         best.score if best else None,
         run.created_at,
     )
+
+
+def add_groups(commands: Subcommands, text: str) -> None:
+    verbs = add_group(commands, "groups", text)
+    add_command(verbs, "ls", list_groups, "list")
+    shown, ruling = add_command(verbs, "show", show_group), add_command(verbs, "rule", set_rule)
+    for command in (shown, ruling):
+        command.add_argument("group", metavar="GROUP", help="its name")
+    ruling.add_argument("rule", metavar="RULE", help="median, a JSON file, or none to remove the rule")
+
+
+def list_groups(options: argparse.Namespace) -> int:
+    """List the groups that have a rule."""
+    items = connect(options).connection.get("/groups")["items"]
+    rows = [(item["name"], item["rule"]["kind"], item["rule"]["mode"], item["actor"]) for item in items]
+    return show_list(options, items, ("group", "rule", "mode", "set by"), rows)
+
+
+def show_group(options: argparse.Namespace) -> int:
+    """Show a group: its rule, its runs with what they copied, and what the rule decided."""
+    group = connect(options).connection.get(_group_path(options))
+    if options.json:
+        print_json(group)
+        return OK
+    print_facts([(name, str(value)) for name, value in (group["rule"] or {"rule": "none"}).items()])
+    print_table(("run", "status", "step", "score", "hyperparameters", "copied"), map(_list_member, group["members"]))
+    decisions = group["decisions"]
+    rows = [(item["run_name"], item["step"], item["action"], item["state"], item["state_reason"]) for item in decisions]
+    print_table(("run", "step", "action", "state", "why"), rows)
+    return OK
+
+
+def _list_member(member: Json) -> tuple[Shown, ...]:
+    values = ", ".join(f"{name}={value}" for name, value in member["hyperparameters"].items())
+    copied = ", ".join(f"{item['source_name']} at step {item['source_step']}" for item in member["descent"])
+    return member["name"], member["status"], member["step"], member["score"], values, copied
+
+
+def set_rule(options: argparse.Namespace) -> int:
+    """Set, change or remove the rule of a group; to change or remove one requires the scope operate."""
+    connection = connect(options).connection
+    if options.rule == "none":
+        connection.delete(_group_path(options))
+        return show_result(options, {}, f"group {options.group} has no rule")
+    rule = read_document("rule", options.rule)
+    group = connection.post(_group_path(options), {"kind": rule} if isinstance(rule, str) else rule)
+    return show_result(options, group, f"group {options.group} has the rule {group['rule']['kind']}")
+
+
+def _group_path(options: argparse.Namespace) -> str:
+    return f"/groups/{quote(options.group, safe='')}"
 
 
 def add_decisions(commands: Subcommands, text: str) -> None:

@@ -9,6 +9,7 @@ again.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable
+from evalstop_client.latest_answer import EXPLOIT_DECISION, Exploit
 from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import set_process_attribute
@@ -147,7 +149,8 @@ class ProcessJobControl:
 
     `ancestor` is the process whose descendants are all part of the job: the receiver once it adopts orphans and has no
     other children; None: the job's child itself. `checkpoint_signal`: makes the job save a checkpoint; None if it has
-    none. `restart` starts the job again; None: not restartable, and never parked.
+    none. `restart` starts the job again, with additional variables; None: not restartable, and never parked.
+    `grace_seconds`: from SIGTERM to SIGKILL when the job is restarted to copy another run.
     """
 
     name = "evalstop-receiver process"
@@ -159,7 +162,8 @@ class ProcessJobControl:
         receiver_id: str,
         ancestor: int | None = None,
         checkpoint_signal: int | None = None,
-        restart: Callable[[], ChildJob] | None = None,
+        restart: Callable[[dict[str, str]], ChildJob] | None = None,
+        grace_seconds: float = 30.0,
     ) -> None:
         self._job = job
         self._receiver_id = receiver_id
@@ -168,6 +172,10 @@ class ProcessJobControl:
         self._restart = restart
         self._parked = False
         self._resume_requested = False  # a parked job that is still ending is started again once it has ended
+        self._grace_seconds = grace_seconds
+        self._copies: set[str] = set()  # decisions for which the job was, or is being, restarted
+        self._added: dict[str, str] = {}  # variables of the next start
+        self._kill_at: float | None = None
         self._gone: ChildJob | None = None  # the job of which no process was left: its ids may belong to others now
         self._changing = threading.Lock()
         self._members: dict[str, set[tuple[int, str]]] = {}  # by part of the job: id and start time of its processes
@@ -259,7 +267,7 @@ class ProcessJobControl:
         """End it as a stop does; RequestRefused if it is not restartable."""
         if self._restart is None:
             raise RequestRefused("the job cannot be parked: this receiver runs without --restartable")
-        self._parked, self._resume_requested = True, False
+        self._parked, self._resume_requested, self._added = True, False, {}
         self.cancel_job(job, request)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -287,9 +295,30 @@ class ProcessJobControl:
             elif is_gone:
                 raise RequestRefused("a process that has ended cannot be resumed; start it again from its checkpoint")
 
+    def start_copy(self, request: StopRequest) -> bool:
+        """End the job, and start it again with what it is to copy in its environment; the same decision again changes
+        nothing, since the job may take long to load the checkpoint.
+
+        False if it is not this receiver's, cannot be restarted, has other runs, is parked, or has ended.
+        """
+        with self._changing:
+            is_own = request.labels.get(LABEL) == self._receiver_id and request.ends == "job"
+            if is_own and request.decision_id in self._copies:
+                return True
+            if not is_own or self._restart is None or self._parked or self._is_gone():
+                return False
+            self._added = _describe_copy(request)
+            self._copies.add(request.decision_id)
+            self._parked = self._resume_requested = True
+            self._kill_at = time.monotonic() + self._grace_seconds
+        self.cancel_job(Job(str(self._job.pid)), request)
+        return True
+
     def restart_resumed_job(self) -> None:
         """Restart a parked job that was still ending when it was resumed, if it has ended by now."""
         with self._changing:
+            if self._resume_requested and self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self.kill_job(Job(str(self._job.pid)))
             if self._resume_requested and self._is_gone():
                 try:
                     self._start_again()
@@ -299,10 +328,11 @@ class ProcessJobControl:
     def _start_again(self) -> None:
         assert self._restart is not None
         try:
-            self._job = self._restart()
+            self._job = self._restart(self._added)
         except OSError as error:
             raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
         self._parked = self._resume_requested = False
+        self._added, self._kill_at = {}, None
 
     def _list_part(self, job: Job) -> list[Process]:
         """The living processes of a part: its own one, its descendants, and those of them that lost their parent."""
@@ -336,6 +366,19 @@ class ProcessJobControl:
         if self._gone is self._job:
             return []
         return find_living_processes(self._job.pid, self._job.pid if self._ancestor is None else self._ancestor)
+
+
+def _describe_copy(request: StopRequest) -> dict[str, str]:
+    """The variables that tell a job what to copy; raises EventMalformed."""
+    exploit = Exploit.from_json(request.event["data"].get("exploit") or {}, str)
+    if exploit is None:
+        raise EventMalformed("data.exploit names nothing to copy.")
+    return {
+        EXPLOIT_DECISION: exploit.decision_id,
+        "EVALSTOP_EXPLOIT_CHECKPOINT": exploit.source_checkpoint,
+        "EVALSTOP_EXPLOIT_STEP": str(exploit.source_step),
+        "EVALSTOP_EXPLOIT_HYPERPARAMETERS": json.dumps(exploit.hyperparameters),
+    }
 
 
 def _signal_name(number: int) -> str:

@@ -96,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
         receiver_id,
         ancestor,
         number,
-        (lambda: forwarding.to(ChildJob(command, environment))) if options.restartable else None,
+        (lambda added: forwarding.to(ChildJob(command, environment | added))) if options.restartable else None,
+        options.grace_seconds,
     )
     timeouts = _choose_timeouts(options, asks=number is not None)
     journal = Journal(None)  # it lasts as long as its job

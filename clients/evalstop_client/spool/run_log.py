@@ -102,6 +102,10 @@ def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:
         text = "evalstop: %s: the stop is %s: %s; %s%s"
         logger.log(level, text, after.name, decision.state, why, after.url, told)
 
+    if (exploit := after.exploit) is not None and exploit != before.exploit:
+        source = exploit.get("source_step"), exploit.get("source_name")
+        logger.warning("evalstop: %s: is to continue from step %s of %s; %s", after.name, *source, after.url)
+
 
 def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: bool) -> None:
     """Warn about metrics that cannot stop the run: guessed roles, names that look mistyped, no roles at all."""

@@ -192,6 +192,9 @@ class Sender:
                     del self._opened[_key_of(self._current)]
                     self._reopened = True
                     return answer
+                if part.to == "exploited":
+                    text = "the copy of another run is not recorded, although it may be loaded: %s"
+                    self._warnings.say_error_once(f"exploited {part.body}", text, answer.reason)
                 bad, valid = split_rejected(part, answer)
                 if bad is not None:
                     self._reject_entries([bad], answer)

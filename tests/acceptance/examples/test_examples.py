@@ -28,8 +28,10 @@ EXPECTED_WARNINGS = (
     "without a value of its eval",
     "the stop is requested",
     "no endpoint subscribes",
+    "is to continue from step",
 )
-"""Of scripts that start two runs with one name, that log no eval, that are stopped, and that nothing can park."""
+"""Of scripts that start two runs with one name, log no eval, are stopped, cannot be parked by anything, and copy
+another run."""
 END_LINE = re.compile(r"ended at step (\d+) of (\d+)")
 
 

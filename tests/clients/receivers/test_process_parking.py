@@ -96,7 +96,7 @@ def test_process_that_has_the_id_of_a_parked_job_is_left_alone() -> None:
     """Once a parked job has ended, a process group that gets its id is not taken for the job."""
     command = [sys.executable, "-c", ENDS_ON_SIGTERM]
     parked, other = JobWithReusedId(command, os.environ), ChildJob(command, os.environ)
-    control = ProcessJobControl(parked, "receiver-1", restart=lambda: other)
+    control = ProcessJobControl(parked, "receiver-1", restart=lambda added: other)
     job, request = Job("1"), parse_stop_request("msg_1", make_stop_event({}))
     control.park_job(job, request)
     wait_until(lambda: isinstance(control.check_parked(job), Parked))
@@ -137,7 +137,7 @@ def forwarding() -> Iterator[Forwarding]:
 def test_exit_code_is_that_of_the_resumed_job(forwarding: Forwarding) -> None:
     """A job that is resumed while its receiver checks whether it is parked is waited for."""
     first, second = (ChildJob([sys.executable, "-c", f"raise SystemExit({code})"], os.environ) for code in (3, 7))
-    control = ResumedMeanwhile(first, "receiver-1", restart=lambda: second)
+    control = ResumedMeanwhile(first, "receiver-1", restart=lambda added: second)
     assert first.wait(60) == 3
     control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))
     assert await_end(control, forwarding) == 7
@@ -147,7 +147,7 @@ def test_parked_job_that_is_resumed_while_it_ends_starts_again(tmp_path: Path, f
     """However long it takes to save its checkpoint, the receiver waits for it and then starts it again."""
     first = ChildJob([sys.executable, "-c", SAVES_FOR_A_SECOND, str(tmp_path / "started")], os.environ)
     control = ProcessJobControl(
-        first, "receiver-1", restart=lambda: ChildJob([sys.executable, "-c", "raise SystemExit(7)"], os.environ)
+        first, "receiver-1", restart=lambda added: ChildJob([sys.executable, "-c", "raise SystemExit(7)"], os.environ)
     )
     wait_until((tmp_path / "started").exists)
     control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))

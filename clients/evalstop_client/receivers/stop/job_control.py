@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from evalstop_client.errors import ConfigurationError, EventMalformed, RequestRefused
 
@@ -13,6 +13,7 @@ STOP_REQUESTED = "run.stop_requested"
 STOP_ESCALATED = "run.stop_escalated"
 PARK_REQUESTED = "run.park_requested"
 RESUME_REQUESTED = "run.resume_requested"
+EXPLOIT_REQUESTED = "run.exploit_requested"
 
 MOST_REASON = 400
 """Maximum number of characters of a reason passed to a scheduler."""
@@ -146,6 +147,14 @@ class JobControl(Protocol):
 
         A job that has survived the stop runs on.
         """
+
+
+@runtime_checkable
+class CopyStarter(Protocol):
+    """A job control that can restart a job from the checkpoint of another run; elsewhere trainers do so themselves."""
+
+    def start_copy(self, request: StopRequest) -> bool:
+        """Begin to; False if this job is not to be restarted. Raises EventMalformed."""
 
 
 def parse_event(body: bytes) -> dict[str, Any]:

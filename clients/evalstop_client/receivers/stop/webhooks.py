@@ -21,10 +21,12 @@ from typing import Any
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
 from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, StopExecution, describe_result
 from evalstop_client.receivers.stop.job_control import (
+    EXPLOIT_REQUESTED,
     PARK_REQUESTED,
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_REQUESTED,
+    CopyStarter,
     StopRequest,
     parse_event,
     parse_stop_request,
@@ -88,9 +90,14 @@ class Receiver:
         try:
             webhook_id = verify(secrets, headers, body, now)
             event = parse_event(body)
-            if event["type"] not in (STOP_REQUESTED, STOP_ESCALATED, PARK_REQUESTED, RESUME_REQUESTED):
+            known = (STOP_REQUESTED, STOP_ESCALATED, PARK_REQUESTED, RESUME_REQUESTED, EXPLOIT_REQUESTED)
+            if event["type"] not in known:
                 return Reply(200, {"ignored": event["type"]})
             request = parse_stop_request(webhook_id, event)
+            if event["type"] == EXPLOIT_REQUESTED:
+                control = self.context.job_control
+                begins = isinstance(control, CopyStarter) and control.start_copy(request)
+                return Reply(202 if begins else 200, {"accepted" if begins else "ignored": request.decision_id})
         except SignatureError as error:
             logger.warning("an event was rejected: %s", error)
             return Reply(401, {"error": str(error)})
