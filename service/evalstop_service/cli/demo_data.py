@@ -47,7 +47,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.settings import Settings
-from evalstop_service.store import audit, decisions, hand_overs, projects, run_lists, runs, schema
+from evalstop_service.store import decisions, hand_overs, projects, run_lists, runs, schema
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -62,12 +62,6 @@ EVALS_A_POST = 3
 
 TICK = timedelta(hours=6)
 """How often the worker's periodic jobs run."""
-
-FIRST = "example-000"
-"""The name of the first run that is opened."""
-
-FILLED = "project.examples_added"
-"""The audit log entry that marks the project as completely filled."""
 
 METRICS: dict[str, MetricFields] = {
     "reward/gold": {"role": "eval", "direction": "maximize"},
@@ -110,8 +104,9 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     schema.upgrade_schema(database)
     filled = fill(database, options.project, utc_now(), options.runs)
     database.close()
-    text = "is already filled" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
-    tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
+    nothing = "already has runs, and gets no examples; name another one with `--project`"
+    text = f"has {filled} example runs; `evalstop up` shows them" if filled else nothing
+    tell(options, {"project": options.project, "runs": filled}, f"the project {options.project} {text}")
     return OK
 
 
@@ -158,7 +153,7 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         stories.append(Story(name, example, ended_at - (evals + 1) * pace, pace, evals))
     stories.sort(key=lambda story: story.begins_at)
     for number, story in enumerate(stories):
-        story.name = f"{story.name}-{number:03d}" if number else FIRST
+        story.name = f"{story.name}-{number:03d}"
     return stories
 
 
@@ -285,25 +280,17 @@ class Script:
         commands.label_run(self.database, self.project.id, story.run.id, label)
 
 
-def fill(database: Database, name: str, now: datetime, most: int | None = None) -> int | None:
+def fill(database: Database, name: str, now: datetime, most: int | None = None) -> int:
     """Fill the project of this name up to now, creating it if needed; returns how many runs were added.
 
-    `most`: how many examples, at least those still running; None: all. Returns None, and changes nothing, if the
-    project is already filled. Raises Conflict if the project has other runs, or if filling it was interrupted: that can
-    be neither continued nor undone.
+    `most`: how many examples, at least those still running; None: all. Adds nothing to a project that has runs:
+    examples are not mixed with others, and an interrupted filling cannot be continued.
     """
     chance, begins_at = random.Random(SEED), now - timedelta(days=DAYS)
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, name)
-        if project is not None and audit.list_entries(tx, project.id, action=FILLED, limit=1):
-            return None
-        if project is not None and runs.find_run_by_name(tx, project.id, FIRST) is not None:
-            raise Conflict(
-                f"filling the project {name!r} was interrupted, or is in progress; fill another with `--project NAME`, "
-                "or remove an embedded database that holds nothing else (its folder, .evalstop) and start again"
-            )
         if project is not None and run_lists.list_runs(tx, project.id, limit=1):
-            raise Conflict(f"the project {name!r} already has runs; name another project, or a new one")
+            return 0
     if project is None:
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
     with database.transaction() as tx:
@@ -316,7 +303,6 @@ def fill(database: Database, name: str, now: datetime, most: int | None = None) 
     with running_in_thread(script.committer):
         script.play()
     with database.transaction() as tx:
-        last = Author(project.id, SERVICE, now)
-        project_settings.apply_change(tx, last, ProjectChange(held_out_share=0.02))  # enough is measured
-        last.record(tx, FILLED, f"project {name}", {"runs": len(stories)})
+        enough_is_measured = ProjectChange(held_out_share=0.02)
+        project_settings.apply_change(tx, Author(project.id, SERVICE, now), enough_is_measured)
     return len(stories)

@@ -34,26 +34,16 @@ class RequestLog:
     A request is timed until its answer begins: a stream may last for hours.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        service_metrics: ServiceMetrics,
-        access_log: bool,
-    ) -> None:
-        self._app = app
-        self._seconds = service_metrics.request_seconds
-        self._access_log = access_log
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, access_log: bool) -> None:
+        self._app, self._seconds, self._access_log = app, service_metrics.request_seconds, access_log
         self._series: dict[tuple[int, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        requested_id = None
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                requested_id = value.decode("latin-1")
-        request_id, token = logs.begin_request(requested_id)
+        requested = dict(scope["headers"]).get(b"x-request-id")
+        request_id, token = logs.begin_request(requested and requested.decode("latin-1"))
         try:
             await self._measured(scope, receive, send, request_id)
         finally:
@@ -81,8 +71,9 @@ class RequestLog:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)
         series = self._series.get(key)
         if series is None:
-            series = self._seconds.labels(_method(scope), route_template(scope), f"{status // 100}xx")
-            if scope["method"] in METHODS:
+            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            series = self._seconds.labels(method, route_template(scope), f"{status // 100}xx")
+            if method != "OTHER":
                 self._series[key] = series
         series.observe(seconds)
 
@@ -113,11 +104,6 @@ def route_template(scope: Scope) -> str:
     requested: str = scope["path"]
     filled = path.format_map(scope.get("path_params", {}))
     return requested.removesuffix(filled) + path if requested.endswith(filled) else path
-
-
-def _method(scope: Scope) -> str:
-    method: str = scope["method"]
-    return method if method in METHODS else "OTHER"
 
 
 class SecurityHeaders:

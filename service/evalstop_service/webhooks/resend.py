@@ -19,8 +19,7 @@ from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import Delivery, Replay
@@ -39,11 +38,14 @@ def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> De
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:
         earlier = outbox.load_delivery(tx, author.project_id, delivery_id)
-        _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
+        event_type = earlier.event_type
+        if not require_enabled(tx, author.project_id, earlier.endpoint_id).wants(event_type):
+            raise Conflict(f"the endpoint does not subscribe to {event_type}")
         new_delivery_id = outbox.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
-            raise _build_conflict(earlier)
-        _record_delivery(tx, author, "delivery.replayed", earlier)
+            raise Conflict(f"the {event_type} no longer holds: its decision or its run has since changed")
+        details = {"event_type": event_type, "endpoint_id": str(earlier.endpoint_id)}
+        author.record(tx, "delivery.replayed", f"delivery {earlier.id}", details)
         return outbox.load_delivery(tx, author.project_id, new_delivery_id)
 
 
@@ -65,13 +67,14 @@ def replay_events(
         raise Invalid(f"the period would end at {rfc3339(until)}, before it begins at {rfc3339(since)}")
     with database.transaction() as tx:
         endpoint = require_enabled(tx, author.project_id, endpoint_id)
+        requested = SUBSCRIBABLE if types is None or "*" in types else types
         replayed = outbox.replay_range(
             tx,
             author.project_id,
             endpoint_id,
             since=since,
             until=until,
-            types=_select_types(endpoint, types),
+            types=[event_type for event_type in requested if endpoint.wants(event_type)],
             after=after,
             limit=MAX_REPLAYED_EVENTS,
             now=author.at,
@@ -83,26 +86,6 @@ def replay_events(
         }
         record_endpoint_change(tx, author, "endpoint.replayed", endpoint, period)
         return replayed
-
-
-def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[str]:
-    """The requested types (None: all) that the endpoint subscribes to."""
-    requested = SUBSCRIBABLE if types is None or "*" in types else types
-    return [event_type for event_type in requested if endpoint.wants(event_type)]
-
-
-def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:
-    if not endpoint.wants(delivery.event_type):
-        raise Conflict(f"the endpoint does not subscribe to {delivery.event_type}")
-
-
-def _build_conflict(delivery: Delivery) -> Conflict:
-    return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has since changed")
-
-
-def _record_delivery(tx: Transaction, author: Author, action: str, delivery: Delivery) -> None:
-    details = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
-    author.record(tx, action, f"delivery {delivery.id}", details)
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,15 @@ from evalstop_service.store.tables.columns import make_table, metadata, partial_
 
 @dataclass(frozen=True)
 class Project(ProjectSettings):
-    """A tenant, with its settings.
+    """A tenant, with its settings. `seed`: of all random choices in the project."""
 
-    `paused_at`: since then nothing is stopped, until `paused_until` (None: until somebody resumes it). `seed`: of all
-    random choices in the project.
-    """
-
-    id: UUID
-    name: str
-    created_at: datetime
-    paused_at: datetime | None = None
-    paused_by: str | None = None
-    paused_reason: str | None = None
-    paused_until: datetime | None = None
+    id: Annotated[UUID, doc("id of the project")]
+    name: Annotated[str, doc("unique in the installation")]
+    created_at: Annotated[datetime, doc("when it was created")]
+    paused_at: Annotated[datetime | None, doc("stops are paused since then; null: not paused")] = None
+    paused_by: Annotated[str | None, doc("who paused it")] = None
+    paused_reason: Annotated[str | None, doc("why it is paused")] = None
+    paused_until: Annotated[datetime | None, doc("when it resumes by itself; null: when a person resumes it")] = None
     seed: str = ""
     quotas: Quotas = field(default_factory=Quotas)
 

@@ -35,6 +35,7 @@ from evalstop_service.domain.project_settings import list_settings
 from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.projects import Project
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
@@ -224,17 +225,11 @@ _FIELDS: dict[str, Any] = {
 _Settings: Any = create_model("_Settings", __base__=Answer, **_FIELDS)
 
 
+@answers(Project)
 class ProjectOut(_Settings):  # more of its fields are those of ProjectSettings
     """A project with its settings."""
 
-    id: UUID = Field(description="id of the project")
-    name: str = Field(description="unique in the installation")
     quotas: QuotasOut = Field(description="limits on runs, metrics, keys, endpoints and policies")
-    paused_at: Time | None = Field(description="stops are paused since then; null: not paused")
-    paused_by: str | None = Field(description="who paused it")
-    paused_reason: str | None = Field(description="why it is paused")
-    paused_until: Time | None = Field(description="when it resumes by itself; null: when a person resumes it")
-    created_at: Time = Field(description="when it was created")
 
 
 class Items(Answer, Generic[T]):
