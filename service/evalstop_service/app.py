@@ -271,8 +271,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
             clock=utc_now,
             chance=random.Random(),
             backoff=Backoff(
-                first_seconds=settings.delivery_first_pause_seconds,
-                cap_seconds=settings.delivery_longest_pause_seconds,
+                first_seconds=settings.delivery_first_pause_seconds, cap_seconds=settings.delivery_longest_pause_seconds
             ),
             limits=WorkerLimits(
                 concurrency=settings.delivery_concurrency,

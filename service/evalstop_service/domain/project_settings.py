@@ -132,8 +132,7 @@ class ProjectSettings:
         ),
     ] = None
     veto_window_seconds: Annotated[
-        Seconds,
-        Setting(_STOPPING, "Veto window", "how long people can veto a stop before it goes out", Widens.LESS),
+        Seconds, Setting(_STOPPING, "Veto window", "how long people can veto a stop before it goes out", Widens.LESS)
     ] = 900.0
     stop_hours: Annotated[
         StopHours | None,
@@ -210,10 +209,7 @@ class ProjectSettings:
         float,
         Field(ge=0, le=1e6, allow_inf_nan=False),
         Setting(
-            _CASES,
-            "GPU-hours",
-            "attempts that used fewer, if known, do not count towards a rollout stage",
-            Widens.LESS,
+            _CASES, "GPU-hours", "attempts that used fewer, if known, do not count towards a rollout stage", Widens.LESS
         ),
     ] = 0.1
     cases_per_key_and_day: Annotated[

@@ -182,7 +182,6 @@ class RunAssessment(Struct, frozen=True):
 RoleOrigin = Literal["declared", "recognized", "guessed"]
 """The values of `evalstop_detectors.RoleOrigin`; the store does not import detectors."""
 
-
 COMBINED_METRIC = "evalstop/score"
 """The series that combines several evals of a run: their standardized weighted mean, higher is better."""
 
@@ -204,8 +203,7 @@ class Recognition(Struct, frozen=True):
     open: Annotated[bool, doc("true: new metrics can still change the roles")]
     preset: Annotated[str | None, doc("the known trainer whose metric names match")] = None
     sources: Annotated[
-        dict[str, str],
-        doc("by metric: trainer, default, preset NAME, names (a common name), person"),
+        dict[str, str], doc("by metric: trainer, default, preset NAME, names (a common name), person")
     ] = {}
     origins: Annotated[
         dict[str, RoleOrigin],
@@ -305,7 +303,6 @@ _PARTS: dict[str, tuple[PartKind, str]] = {
     "slurm_job_id": ("step", "slurm_step_id"),
     "receiver": ("process", "process_id"),
 }
-
 
 _JOB_LABELS = frozenset(name for names in _JOBS for name in names) | {label for _, label in _PARTS.values()}
 

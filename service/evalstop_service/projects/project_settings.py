@@ -78,7 +78,6 @@ class QuotasIn(Body):
 NULLABLE = tuple(declared.name for declared in list_settings() if declared.is_nullable)
 """Settings whose value may be null."""
 
-
 _Body = TypeVar("_Body", bound=Body)
 
 

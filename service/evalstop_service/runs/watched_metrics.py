@@ -38,7 +38,6 @@ DEFAULT_METRICS: dict[str, MetricFields] = {
     "loss": {"role": "loss", "direction": "minimize"},
 }
 
-
 PAIRED_METRIC = "evalstop/paired"
 """The metric of answers to requests to evaluate now: the current score less the best one's."""
 

@@ -147,7 +147,6 @@ class ListedCase(Case):
 Place = tuple[datetime, UUID, int]
 """The position of a case in the list: ordered by end, newest first, then by key."""
 
-
 CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
 """The format of a cursor: the end in microseconds since 1970, the run and the attempt."""
 

@@ -114,11 +114,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A read-write transaction: committed at the end of the block, rolled back when the block raises."""
-        with (
-            self.turns.take() if self.turns else nullcontext(),
-            self._connect(writes=True) as tx,
-            tx.begin(),
-        ):
+        with self.turns.take() if self.turns else nullcontext(), self._connect(writes=True) as tx, tx.begin():
             yield tx
 
     @contextmanager

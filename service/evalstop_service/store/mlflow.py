@@ -152,7 +152,6 @@ _SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 
-
 DEFAULT_NAME = "Default"
 """The name of the experiment of runs that have none."""
 

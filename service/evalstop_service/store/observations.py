@@ -27,7 +27,6 @@ from evalstop_service.store.tables.runs import StoredObservation as StoredObserv
 
 _CHUNK = 500  # SQLite accepts some thousands of variables in a statement; a plan for each length is not worth having
 
-
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 

@@ -204,7 +204,6 @@ def list_open_requests(
 
 _ALL = sa.select(*columns_of(eval_requests, EvalRequest))
 
-
 NEWEST_POSTS = 2000
 """How many of the newest values of each metric are used for the times of posts."""
 

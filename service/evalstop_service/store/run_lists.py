@@ -121,7 +121,6 @@ _REVISION = sa.select(
     sa.select(run_descriptions.c.changed_at).where(run_descriptions.c.run_id == runs.c.id).scalar_subquery(),
 )
 
-
 _REVISION_OF_RUN = _REVISION.where(runs.c.project_id == sa.bindparam("of_project"), runs.c.id == sa.bindparam("of_id"))
 
 

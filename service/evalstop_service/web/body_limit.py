@@ -198,13 +198,7 @@ class BodyLimit:
             report_failure()
 
     async def _hold_body(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        sender: Sender,
-        declared_bytes: int | None,
-        encoding: str,
+        self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None, encoding: str
     ) -> bool:
         """Receive the body, counting it in its pool, decompress it and pass it on; False if it did not arrive."""
         is_plain = encoding == "identity"

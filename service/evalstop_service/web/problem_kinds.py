@@ -8,7 +8,6 @@ from enum import Enum
 PATH = "/problems"
 """Path of the page that explains them."""
 
-
 _SMALLER = "Send it in smaller parts. Nothing was stored."
 _JSON = "Send JSON with the header `Content-Type: application/json`."
 _AGAIN = "Send it again after `Retry-After` seconds; what was stored is not counted twice."

@@ -20,7 +20,6 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 ELSEWHERE = "(none)"
 """The route label of unmatched requests: callers choose their paths, and each path would become a series."""
 
-
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

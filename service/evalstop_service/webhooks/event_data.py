@@ -179,8 +179,7 @@ class DecisionEvent(_AboutRun, kw_only=True):
 
     decision: Decision
     gpu_hours_left: Annotated[
-        float | None,
-        Meta(description="GPU-hours of the steps that are left, which a stop saves; null: not known"),
+        float | None, Meta(description="GPU-hours of the steps that are left, which a stop saves; null: not known")
     ]
 
 

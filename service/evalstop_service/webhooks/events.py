@@ -256,7 +256,6 @@ DECLARATIONS: dict[EventType, Declaration] = {
     ),
 }
 
-
 _RUN_FIELDS = ("id", "name", "attempt", "labels", "last_step", "total_steps")
 
 

@@ -29,12 +29,7 @@ from evalstop_service.store import endpoints, hand_overs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import PULL_PREFIX, Endpoint
 from evalstop_service.store.queue import attempts
-from evalstop_service.store.queue.attempts import (
-    BreakerLimits,
-    ClaimedDelivery,
-    FinishedAttempt,
-    Result,
-)
+from evalstop_service.store.queue.attempts import BreakerLimits, ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import UtcTime, deliveries, events
 from evalstop_service.store.tables import endpoints as targets
 

@@ -236,7 +236,6 @@ audit_chains = sa.Table(
     sa.Column("hash", sa.Text, nullable=False),
 )
 
-
 DEFAULT_NUMBER = 0
 """The number of the experiment of runs that have none, including those that do not use MLflow."""
 

@@ -216,11 +216,7 @@ class Checkpoint:
 
 
 checkpoints = make_table(
-    "checkpoints",
-    Checkpoint,
-    of_run(),
-    sa.Column("superseded_by", sa.Integer),
-    key="run_id step superseded_by",
+    "checkpoints", Checkpoint, of_run(), sa.Column("superseded_by", sa.Integer), key="run_id step superseded_by"
 )
 
 

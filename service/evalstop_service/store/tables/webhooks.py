@@ -116,8 +116,5 @@ class DeliveryAttempt:
 
 
 delivery_attempts = make_table(
-    "delivery_attempts",
-    DeliveryAttempt,
-    *part_of("deliveries", "delivery_id"),
-    key="run_id delivery_id number",
+    "delivery_attempts", DeliveryAttempt, *part_of("deliveries", "delivery_id"), key="run_id delivery_id number"
 )

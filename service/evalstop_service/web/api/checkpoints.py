@@ -63,10 +63,7 @@ class CheckpointOut(Answer):
 
 
 @router.post(
-    PATH,
-    status_code=201,
-    tags=["checkpoints"],
-    responses={200: {"model": RegisteredOut, "description": "It exists."}},
+    PATH, status_code=201, tags=["checkpoints"], responses={200: {"model": RegisteredOut, "description": "It exists."}}
 )
 def register_checkpoint(
     run_id: RunId, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response

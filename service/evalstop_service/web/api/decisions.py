@@ -27,9 +27,7 @@ from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, 
 
 router = create_router("decisions", prefix=f"{API}/decisions")
 
-
 MAX_EXPECTED_SECONDS = 30 * 86_400.0
-
 
 _WITH_ACKNOWLEDGED: JsonDict = {
     "if": {"properties": {"expected_seconds": {"type": "number"}}, "required": ["expected_seconds"]},

@@ -37,7 +37,6 @@ from evalstop_service.webhooks.resend import TestResult, send_test_event
 
 router = create_router("webhooks")
 
-
 URL = r"^mailto:([^\s@,:;<>\x00-\x1f\x7f-\x9f]+@[A-Za-z0-9.-]+|owner)$|^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"
 
 Address = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS), Plain, Rule(check_url, {"pattern": URL})]
@@ -45,7 +44,6 @@ EventTypes = Annotated[
     list[Annotated[str, Rule(check_event_type, {"enum": ["*", *SUBSCRIBABLE]})]],
     Field(min_length=1, max_length=20, fail_fast=True),
 ]
-
 
 PresetIn = Annotated[str, Rule(check_preset, {"enum": list(PRESETS)})]
 FormatIn = Annotated[Format, Field(strict=False)]

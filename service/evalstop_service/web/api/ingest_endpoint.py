@@ -40,7 +40,6 @@ _PATH = re.compile(
 )
 _HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
 
-
 _HEADERS_OF_ANSWER = (
     (b"content-type", b"application/json"),
     *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),

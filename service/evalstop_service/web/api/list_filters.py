@@ -46,7 +46,6 @@ def _check_label(text: str) -> str:
 
 Label = Annotated[str, Field(max_length=2300), Plain, Rule(_check_label, {"pattern": r'^[^="\\\x00-\x1f\x7f-\x9f]+='})]
 
-
 _SAME_FIELDS = ("status", "verdict", "policy", "mode", "owner", "group", "since", "until")
 
 

@@ -31,7 +31,6 @@ from evalstop_service.webhooks.event_data import Digest
 
 router = create_router("projects")
 
-
 ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]
 
 

@@ -22,7 +22,6 @@ from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 
 router = create_router("projects", prefix=f"{API}/proposals")
 
-
 ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]
 
 

@@ -21,17 +21,7 @@ from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
-from evalstop_service.web.context import (
-    Admin,
-    Caller,
-    Context,
-    Ctx,
-    Db,
-    Now,
-    Report,
-    Secrets,
-    authenticate_request,
-)
+from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Report, Secrets, authenticate_request
 from evalstop_service.web.limits import hold_place, in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem

@@ -88,7 +88,6 @@ EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
 
 Roles = Annotated[dict[Name, WeighedRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
 
-
 _WITH_EVAL: JsonDict = {
     "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
     "then": {"properties": {"role": {"const": "eval"}}},

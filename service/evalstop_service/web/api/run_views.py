@@ -23,13 +23,7 @@ from evalstop_service.store.cases import Case, Outcome
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import (
-    Answer,
-    DecisionStateOut,
-    PolicyName,
-    Time,
-    answers,
-)
+from evalstop_service.web.api.schemas import Answer, DecisionStateOut, PolicyName, Time, answers
 from evalstop_service.web.context import Context
 
 

@@ -41,7 +41,6 @@ from evalstop_service.webhooks.event_data import Alert
 
 router = create_router("runs", prefix=f"{API}/runs")
 
-
 MOST_PARAMS = 1000
 
 

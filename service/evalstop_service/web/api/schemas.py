@@ -90,7 +90,6 @@ DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")
 Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items per page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]
 
-
 T = TypeVar("T")
 
 

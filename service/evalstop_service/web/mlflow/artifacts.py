@@ -32,13 +32,7 @@ from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import Root, load_experiment
 from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import Document, is_uuid
-from evalstop_service.web.mlflow.run_logger import (
-    Logger,
-    RunLogger,
-    find_checkpoint,
-    load_recorded,
-    load_run,
-)
+from evalstop_service.web.mlflow.run_logger import Logger, RunLogger, find_checkpoint, load_recorded, load_run
 
 _log = logging.getLogger(__name__)
 

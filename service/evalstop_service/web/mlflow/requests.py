@@ -39,7 +39,6 @@ MOST_PARAMS = 2000
 MOST_PARAM_BYTES = 256 * 1024
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
-
 Item = tuple[str, str]
 """The key and the value of a param or a tag."""
 

@@ -27,7 +27,6 @@ SIGN_IN_FORM = "evalstop_visit"
 FLOW = "evalstop_openid"
 """The state of a sign-in at an OpenID provider, checked when the browser returns."""
 
-
 HOST_PREFIX = "__Host-"
 """Prefix of names that browsers accept only from this host and over https, so that no other host of the domain can set
 such a cookie."""
@@ -141,7 +140,6 @@ def _create_serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedS
 
 _COOKIE = "evalstop_notice"
 _SECONDS = 60
-
 
 _NOTICES = {
     "vetoed": "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now.",

@@ -211,11 +211,7 @@ _PARKING = {
 }
 """Those that differ for a decision to park."""
 
-_ROLE_SOURCES = {
-    "names": "from its name",
-    "person": "set by a person",
-    "default": "default",
-}
+_ROLE_SOURCES = {"names": "from its name", "person": "set by a person", "default": "default"}
 
 
 def describe_role_source(source: str) -> str:

@@ -38,7 +38,6 @@ PAGES = (
     *(policies, webhooks, settings),
 )
 
-
 API_PREFIXES = ("/api/", "/mlflow/")
 
 

@@ -34,7 +34,6 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _OWN = {path.name: path for path in Path(__file__).parent.rglob("*") if path.suffix in _TYPES}
 _NAMES = {*_OWN, "plotly.min.js"}
 
-
 _COMPRESS = {"zstd": partial(zstd.compress, level=12), "gzip": partial(gzip.compress, compresslevel=6, mtime=0)}
 """The encodings, best first. Browsers accept zstd over HTTPS; level 18 takes 1.5 s for 7 % more."""
 

@@ -316,7 +316,6 @@ async def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin)
 FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
 """An admin with a recent sign-in: for changes that allow more stops or grant access, and for showing secrets."""
 
-
 FollowRevision = Callable[[Callable[[Transaction], str | None]], Response]
 
 

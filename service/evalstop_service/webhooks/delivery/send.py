@@ -36,7 +36,6 @@ ERROR_SIGNS = 300
 BODY_SECONDS = 1.0
 """How long to wait for an answer's body once its status is known."""
 
-
 KEPT_SECONDS = 15.0
 """How long an idle connection stays open."""
 
@@ -50,7 +49,6 @@ _FAILURES = (
     OSError,
     ValueError,
 )
-
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Looks up the addresses of a host."""

@@ -212,11 +212,7 @@ _REFUSALS = (InvalidPolicy, Invalid, Conflict, QuotaReached)
 
 @router.get("/{name}/edit")
 def edit_policy(
-    name: str,
-    site: SiteOf,
-    visitor: Operator,
-    version: VersionNumber = None,
-    backtest: UUID | None = None,
+    name: str, site: SiteOf, visitor: Operator, version: VersionNumber = None, backtest: UUID | None = None
 ) -> Response:
     """The document of a version, or of the draft of a backtest, with its findings."""
     if backtest is None:

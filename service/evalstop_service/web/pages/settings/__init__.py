@@ -39,7 +39,6 @@ KINDS = (
 )
 """The filters of the audit log: prefixes of actions."""
 
-
 NONE = "none"
 """What the field of an empty list says: an empty field means any."""
 
