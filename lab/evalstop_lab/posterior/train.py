@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.arguments import import_library, positive_number
 from evalstop_lab.report import list_versions
-from evalstop_lab.worlds.prior import KINDS, LONGEST, DrawnRun, draw_length, draw_run
+from evalstop_lab.worlds.prior import LONGEST, DrawnRun, draw_length, draw_run
 from evalstop_lab.worlds.scoring import Share, wilson
 
 RESOLUTION = 256.0  # features are rounded to multiples of 1/256
@@ -50,13 +50,13 @@ class Batch(NamedTuple):
     weight: NDArray[np.float32]
 
 
-def draw_batches(rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = ()) -> list[Batch]:
+def draw_batches(rng: np.random.Generator, runs: int, size: int) -> list[Batch]:
     """Draw runs and group those of similar length, in random order."""
     drawn: list[DrawnRun] = []
     while len(drawn) < runs:
         evals = draw_length(rng)
         if rng.random() < next(share for most, share in KEPT if evals <= most):
-            drawn.append(draw_run(rng, evals=evals, without=tuple(without)))
+            drawn.append(draw_run(rng, evals=evals))
     drawn.sort(key=lambda run: len(run.scores))
     groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
     return [to_batch(groups[index]) for index in rng.permutation(len(groups))]
@@ -108,34 +108,28 @@ _BATCH = 128
 _SOONEST = 3  # the detector gives no evidence before this many evals
 
 
-def measure_false_stops(network: Network, without: Collection[str], runs: int) -> dict[str, Share]:
-    """False stops among healthy runs of the whole prior, and among those with each kind of `KINDS`; recall in the rest.
+def measure_false_stops(network: Network, runs: int) -> dict[str, Share]:
+    """False stops among healthy runs of the prior, and recall in the rest.
 
-    The threshold stops `FALSE_STOPS` of `runs` calibration runs that have nothing of the kinds `without`, as those that
-    the network was trained on; the shares are of `runs` other runs, with every kind. A turned run that would be
-    stopped before its peak is not found.
+    The threshold stops `FALSE_STOPS` of `runs` calibration runs; the shares are of `runs` others. A turned run that
+    would be stopped before its peak is not found.
     """
-    calibration = np.array(
-        [odds for run, odds, _ in judge_runs(network, CALIBRATION_SEED, runs, without) if not run.turned]
-    )
+    calibration = np.array([odds for run, odds, _ in judge_runs(network, CALIBRATION_SEED, runs) if not run.turned])
     threshold = float(np.quantile(calibration, 1 - FALSE_STOPS)) if len(calibration) else math.inf
-    judged = [
-        (run, early < threshold <= odds if run.turned else odds >= threshold)
-        for run, odds, early in judge_runs(network, REPORTING_SEED, runs, ())
-    ]
-    healthy = [(run.kinds, stopped) for run, stopped in judged if not run.turned]
-    turned = [stopped for run, stopped in judged if run.turned]
-    shares = {"recall": wilson(turned.count(True), len(turned)), "healthy runs": _share([s for _, s in healthy])}
-    return shares | {kind: _share([stopped for kinds, stopped in healthy if kind in kinds]) for kind in KINDS}
+    stopped: dict[bool, list[bool]] = {True: [], False: []}
+    for run, odds, early in judge_runs(network, REPORTING_SEED, runs):
+        stopped[run.turned].append(early < threshold <= odds if run.turned else odds >= threshold)
+    return {
+        name: wilson(stopped[turned].count(True), len(stopped[turned]))
+        for name, turned in (("recall", True), ("healthy runs", False))
+    }
 
 
-def judge_runs(
-    network: Network, seed: int, runs: int, without: Collection[str]
-) -> Iterator[tuple[DrawnRun, float, float]]:
+def judge_runs(network: Network, seed: int, runs: int) -> Iterator[tuple[DrawnRun, float, float]]:
     """Draw runs; with each comes the highest log odds of having turned, of a run that turned those from its peak on and
     those before. The last eval does not count: to stop there saves nothing."""
     rng = np.random.default_rng(seed)
-    drawn = sorted((draw_run(rng, without=tuple(without)) for _ in range(runs)), key=lambda run: len(run.scores))
+    drawn = sorted((draw_run(rng) for _ in range(runs)), key=lambda run: len(run.scores))
     for begin in range(0, runs, _BATCH):
         group = drawn[begin : begin + _BATCH]
         odds = _log_odds(network, group)
@@ -158,10 +152,6 @@ def _log_odds(network: Network, runs: list[DrawnRun]) -> NDArray[np.float64]:
     return odds
 
 
-def _share(stopped: list[bool]) -> Share:
-    return wilson(stopped.count(True), len(stopped))
-
-
 BATCH = 128
 DRAWN_AT_ONCE = 2048
 RATE = 2e-3
@@ -179,9 +169,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runs", type=positive_number, default=600_000, help="number of runs to draw (default: 600000, an hour)"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the runs and the initial weights (default: 1)")
-    parser.add_argument(
-        "--without", nargs="+", choices=KINDS, default=[], metavar="KIND", help=f"leave out: {', '.join(KINDS)}"
-    )
     parser.add_argument("--output", type=Path, default=Path("posterior.int16"), metavar="FILE", help="(%(default)s)")
 
 
@@ -189,19 +176,18 @@ def run(args: argparse.Namespace) -> int:
     torch = import_torch(args.seed)
     parts = {"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS * (1 + PLAN_TERMS))}
     started = time.time()
-    network = _train(torch, torch.nn.ModuleDict(parts), args.runs, args.seed, args.without)
+    network = _train(torch, torch.nn.ModuleDict(parts), args.runs, args.seed)
     losses = _average_losses(
         torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), min(args.runs, VALIDATION_RUNS), BATCH)
     )
     gru, head = network["gru"], network["head"]
     data = encode_weights(gru.weight_ih_l0, gru.bias_ih_l0, gru.weight_hh_l0, gru.bias_hh_l0, head.weight, head.bias)
     args.output.write_bytes(data)
-    shares = measure_false_stops(decode_network(data), args.without, min(args.runs // 10, MOST_JUDGED_RUNS))
+    shares = measure_false_stops(decode_network(data), min(args.runs // 10, MOST_JUDGED_RUNS))
     report = {
         "sha256": hashlib.sha256(data).hexdigest(),
         "runs": args.runs,
         "seed": args.seed,
-        "without": args.without,
         "seconds": round(time.time() - started),
         "validation": dict(zip(("turned", "will_turn", "to_come"), losses, strict=True)),
         "false_stops": {name: asdict(share) for name, share in shares.items()},
@@ -228,7 +214,7 @@ def encode_weights(*arrays: Any) -> bytes:
     )
 
 
-def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str]) -> Any:
+def _train(torch: Any, network: Any, runs: int, seed: int) -> Any:
     """Train with Adam, with linear warmup for `WARMUP_STEPS` and cosine decay to 0; returns the averaged network."""
     with torch.no_grad():
         network["gru"].weight_ih_l0[:, PLAN] = 0.0
@@ -242,7 +228,7 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("training", total=steps, loss="")
         while step < steps:
-            for batch in draw_batches(rng, min(runs, DRAWN_AT_ONCE), BATCH, without):
+            for batch in draw_batches(rng, min(runs, DRAWN_AT_ONCE), BATCH):
                 for group in optimizer.param_groups:
                     warm = min(1.0, step / WARMUP_STEPS)
                     group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))) + 1e-5

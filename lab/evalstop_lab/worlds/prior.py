@@ -28,8 +28,6 @@ SHORTEST, LONGEST = 5, 1000
 SHORT, SHORT_SHARE = 15, 0.3
 TURNED_SHARE = 0.5
 BROKEN_SHARE, HEALED_SHARE = 0.25, 0.03  # of the runs that turn, and of the others
-KINDS = ("dips", "shifts", "failed evals", "autocorrelation")
-"""Kinds of disturbance that can be left out of the prior, to measure a detector that has never seen them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +36,7 @@ class DrawnRun:
 
     `scores`, `stderrs`, `proxy`, `kl` are the measurements; NaN where one is missing. `progress` is the completed share
     of the planned steps as the trainer reports it, NaN in runs without a plan. `truth` is the noiseless score; `turned`
-    says whether it ends more than a tenth of its gain below its peak, at index `peak`. `kinds` are those of `KINDS`
-    that disturb the run.
+    says whether it ends more than a tenth of its gain below its peak, at index `peak`.
     """
 
     scores: Floats
@@ -50,16 +47,15 @@ class DrawnRun:
     truth: Floats
     turned: bool
     peak: int
-    kinds: frozenset[str]
 
 
-def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = ()) -> DrawnRun:
-    """Draw one run of `evals` evals (5 to 1000, log-uniform, if not given), without these kinds of `KINDS`."""
+def draw_run(rng: Rng, *, evals: int | None = None) -> DrawnRun:
+    """Draw one run of `evals` evals (5 to 1000, log-uniform, if not given)."""
     n = evals or draw_length(rng)
     while True:
         wants_turn = rng.random() < TURNED_SHARE
         trend, broken = _draw_trend(rng, n, wants_turn)
-        loss, in_proxy = _draw_dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
+        loss, in_proxy = _draw_dips(rng, n, trend)
         truth = trend - loss
         judged = label_curve(np.arange(n), truth, None)
         turned, peak, unit = judged.label is Label.HACKING, judged.peak, judged.unit
@@ -67,9 +63,7 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
             break
     proxy = _draw_proxy(rng, n, trend, in_proxy, turned, broken)
     common = rng.standard_normal(n)
-    scores, stderrs, kinds = _measure_scores(rng, truth, unit, common, broken, without)
-    if loss.any():
-        kinds.add("dips")
+    scores, stderrs = _measure_scores(rng, truth, unit, common, broken)
     measured_proxy = np.full(n, np.nan)
     if rng.random() < 0.75:
         shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
@@ -92,7 +86,7 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
                 values[is_kept] for values in (scores, stderrs, measured_proxy, kl, progress, truth)
             )
             peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
-    return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
+    return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak)
 
 
 def draw_length(rng: Rng) -> int:
@@ -316,12 +310,10 @@ def _draw_kl(rng: Rng, n: int, broken: Break | None) -> Floats:
 
 
 def _measure_scores(
-    rng: Rng, truth: Floats, unit: float, common: Floats, broken: Break | None, without: tuple[str, ...]
-) -> tuple[Floats, Floats, set[str]]:
-    """Scores with noise, faults of the evaluation and changes of the measurement; their standard errors; and which of
-    `KINDS` occur."""
+    rng: Rng, truth: Floats, unit: float, common: Floats, broken: Break | None
+) -> tuple[Floats, Floats]:
+    """Scores with noise, faults of the evaluation and changes of the measurement; and their standard errors."""
     n = len(truth)
-    kinds = set()
     size = rng.random()
     level = (
         0.0 if size < 0.04 else draw_log_uniform(rng, 0.35, 3) if size < 0.08 else draw_log_uniform(rng, 0.003, 0.35)
@@ -335,8 +327,7 @@ def _measure_scores(
     noise = common
     if noise_kind < 0.2:
         noise = common / np.sqrt(rng.chisquare(3, n))
-    elif noise_kind < 0.4 and "autocorrelation" not in without:
-        kinds.add("autocorrelation")
+    elif noise_kind < 0.4:
         noise = correlate(common, rng.uniform(-0.3, 0.85))
     scores = truth + sd * noise
     if rng.random() < 0.12:  # the checkpoints differ in how good they are
@@ -349,13 +340,11 @@ def _measure_scores(
         far = rng.uniform(3, 12, n) * (rng.choice([-1.0, 1.0], n) if rng.random() < 0.6 else rng.choice([-1.0, 1.0]))
         hit = rng.random(n) < rng.uniform(0.005, 0.06)
         scores = np.where(hit, scores + far * np.maximum(sd, 0.01 * unit), scores)
-    if rng.random() < 0.06 and "shifts" not in without:  # another grader, another eval set
-        kinds.add("shifts")
+    if rng.random() < 0.06:  # another grader, another eval set
         for _ in range(int(rng.choice([1, 1, 2]))):
             at = int(rng.integers(1, n))
             scores[at:] += rng.uniform(-0.8, 0.8) * unit
-    if rng.random() < 0.1 and "failed evals" not in without:  # a drop to a floor for one or two evals
-        kinds.add("failed evals")
+    if rng.random() < 0.1:  # a drop to a floor for one or two evals
         floor = truth.min() - rng.uniform(0.0, 2.0) * unit
         for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
             at = int(rng.integers(0, n))
@@ -367,4 +356,4 @@ def _measure_scores(
     if rng.random() < 0.4 and level > 0:
         stated_sd = sd * (rng.uniform(0.3, 0.9) if rng.random() < 1 / 3 else 1.0)
         stderrs = stated_sd * np.exp(0.05 * rng.standard_normal(n))
-    return scores, stderrs, kinds
+    return scores, stderrs

@@ -1,4 +1,4 @@
-"""Runs of the prior: correct labels, kinds of disturbance that can be excluded, and batches for training."""
+"""Runs of the prior: correct labels, and batches for training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from evalstop_lab.posterior.train import draw_batches, to_batch
-from evalstop_lab.worlds.prior import KINDS, draw_run
+from evalstop_lab.worlds.prior import draw_run
 from evalstop_lab.worlds.truth import LEAST_FALL
 
 
@@ -34,23 +34,6 @@ def test_about_half_of_the_runs_turn() -> None:
     rng = np.random.default_rng(0)
     turned = sum(draw_run(rng, evals=40).turned for _ in range(400))
     assert 150 < turned < 250
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_can_be_excluded(kind: str) -> None:
-    """Without a kind the same seeds draw other runs."""
-    with_it = [draw_run(np.random.default_rng(seed), evals=60).scores for seed in range(40)]
-    without = [draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).scores for seed in range(40)]
-    assert any(len(a) != len(b) or not np.array_equal(a, b) for a, b in zip(with_it, without, strict=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_occur_in_their_share_of_runs(kind: str) -> None:
-    """A kind is in about the share of runs that the prior gives it, and in none if excluded."""
-    share = {"dips": 0.55, "shifts": 0.06, "failed evals": 0.1, "autocorrelation": 0.2}[kind]
-    with_it = [kind in draw_run(np.random.default_rng(seed), evals=60).kinds for seed in range(400)]
-    assert abs(with_it.count(True) / 400 - share) < 0.06
-    assert not any(kind in draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).kinds for seed in range(40))
 
 
 def test_batch_labels_follow_the_runs() -> None:
