@@ -66,7 +66,7 @@ class Run:
       it to save and test before the loop ends. Its exceptions are logged.
     - `on_exploit`: called once with the `Exploit`, in the trainer's thread, when `exploit` is first read: use it to
       load the checkpoint. Its exceptions are logged.
-    - `limits`: replaces all limits.
+    - `limits`: such as `evalstop.Limits(flush_seconds=60)`, how long the end of a run waits for the service.
     """
 
     def __init__(self, name: str | None = None, **arguments: Unpack[RunArguments]) -> None:

@@ -98,8 +98,6 @@ class RunArguments(TypedDict, total=False):
     on_stop: Callable[[Decision], object] | None
     on_exploit: Callable[[Exploit], object] | None
     spool_folder: str | Path | None
-    flush_seconds: float
-    poll_seconds: float
     limits: Limits | None
 
 
@@ -181,13 +179,8 @@ def resolve(environment: Mapping[str, str], name: str | None, arguments: RunArgu
     key = validate_key(arguments.get("key") or environment.get("EVALSTOP_KEY"))
     if key is not None:  # that process may have another key, and the data belongs to the project of this one
         opening["key_hash"] = hashlib.sha256(key.encode()).hexdigest()
-    limits = arguments.get("limits") or Limits(
-        flush_seconds=arguments.get("flush_seconds", Limits.flush_seconds),
-        poll_seconds=arguments.get("poll_seconds", Limits.poll_seconds),
-    )
-    return Settings(
-        url, key, opening, choose_spool_folder(arguments.get("spool_folder"), environment, url, name), limits
-    )
+    folder = choose_spool_folder(arguments.get("spool_folder"), environment, url, name)
+    return Settings(url, key, opening, folder, arguments.get("limits") or Limits())
 
 
 def _describe_run(arguments: RunArguments) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
-from evalstop_client import Run
+from evalstop_client import Limits, Run
 from evalstop_client.cli import main
 from evalstop_client.reading.api import Api
 from evalstop_lab.service_process import Service, running_service
@@ -89,7 +89,7 @@ def is_ready(service: Service) -> bool:
 
 def test_every_link_leads_somewhere_below_the_path(service: Service) -> None:
     """All links, scripts, styles and forms of all pages and of the help are below the path, and each is answered."""
-    with Run("linked", url=service.url, key=service.key, flush_seconds=60) as run:
+    with Run("linked", url=service.url, key=service.key, limits=Limits(flush_seconds=60)) as run:
         run.log({"eval": 0.5}, step=1)
     found, seen = [f"{service.url}/"], set[str]()
     with httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as client:
@@ -135,7 +135,7 @@ def test_events_and_commands_name_pages_below_the_path(
     """The `url` of a pulled event is that of the run's page, which answers; the client's and the shell's are too."""
     api = Api(service.url, service.key)
     endpoint = api.connection.post("/pull/endpoints", {"name": "pulls", "event_types": ["run.alert"]})
-    with Run("announced", url=service.url, key=service.key, flush_seconds=60) as run:
+    with Run("announced", url=service.url, key=service.key, limits=Limits(flush_seconds=60)) as run:
         run.alert("look here")
     assert run.url == f"{service.url}/runs/{run.id}"
     claim = {"wait_seconds": 20, "limit": 1, "lease_seconds": 30}

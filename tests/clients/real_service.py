@@ -44,7 +44,7 @@ class Project:
         self, name: str, values: tuple[float, ...] = FALLING, *, with_checkpoints: bool = True, **terms: object
     ) -> Run:
         """Have a run report evals as a trainer does, and leave it open."""
-        run = Run(name, url=self.url, key=self.key, flush_seconds=60, **terms)  # type: ignore[arg-type]
+        run = Run(name, url=self.url, key=self.key, limits=Limits(flush_seconds=60), **terms)  # type: ignore[arg-type]
         for step, value in enumerate(values):
             if with_checkpoints:
                 run.checkpoint(f"file:///{step}", step=step)

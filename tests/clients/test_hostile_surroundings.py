@@ -69,7 +69,7 @@ def test_config_that_cannot_be_read_is_shown_as_far_as_it_can() -> None:
 def test_limits_that_no_thread_can_wait_for_are_errors(wrong: dict[str, Any]) -> None:
     """A time that is no number or has no end is a ConfigurationError at the start, not an exception at the end."""
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        Run("a run", url="http://127.0.0.1:1", **wrong)
+        Run("a run", url="http://127.0.0.1:1", limits=Limits(**wrong))
 
 
 def test_flush_may_wait_without_end(server: FakeServer) -> None:
@@ -81,7 +81,7 @@ def test_flush_may_wait_without_end(server: FakeServer) -> None:
 
 def test_flush_for_no_time_returns() -> None:
     """flush(nan) does not wait: it is neither a year nor an exception."""
-    run = Run("a run", url="http://127.0.0.1:1", flush_seconds=0)
+    run = Run("a run", url="http://127.0.0.1:1", limits=Limits(flush_seconds=0))
     run.log({"score": 1.0}, step=1)
     assert not run.flush(math.nan)
     run.finish()
@@ -118,7 +118,8 @@ def test_machine_without_threads_trains_on(server: FakeServer, caplog: pytest.Lo
 
 def test_machine_without_a_place_to_write_opens_runs() -> None:
     """Without a home and with full disks, no temporary folder can be used: a run opens all the same."""
-    script = "import evalstop_client; print(evalstop_client.Run('a run', url='http://127.0.0.1:1', flush_seconds=0))"
+    arguments = "'a run', url='http://127.0.0.1:1', limits=Limits(flush_seconds=0)"
+    script = f"from evalstop_client import Limits, Run; print(Run({arguments}))"
     environment = {name: value for name, value in os.environ.items() if name not in ("EVALSTOP_SPOOL", "TMPDIR")}
     completed = subprocess.run(
         [sys.executable, "-c", script],
@@ -143,6 +144,7 @@ def test_spool_folder_stays_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_exit_waits_once_for_all_runs() -> None:
     """Runs that a process leaves open wait together for an absent service, not one after the other."""
-    script = "from evalstop_client import Run; runs = [Run(f'run {i}', flush_seconds=5) for i in range(60)]"
+    opening = "Run(f'run {i}', limits=Limits(flush_seconds=5))"
+    script = f"from evalstop_client import Limits, Run; runs = [{opening} for i in range(60)]"
     environment = {**os.environ, "EVALSTOP_URL": "http://127.0.0.1:1"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)  # one by one: 300 s

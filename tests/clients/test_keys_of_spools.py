@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from evalstop_client import Run
+from evalstop_client import Limits, Run
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store import keys
@@ -37,7 +37,7 @@ def create_rotated_key(project: Project) -> str:
 
 def log_run(project: Project, key: str, value: float) -> None:
     """Log one eval in a run of one name."""
-    with Run("a run", url=project.url, key=key, flush_seconds=60) as run:
+    with Run("a run", url=project.url, key=key, limits=Limits(flush_seconds=60)) as run:
         run.log({"eval": value}, step=0)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from evalstop_client import Run
+from evalstop_client import Limits, Run
 from evalstop_client.cli import main
 from evalstop_service.store.database import Database
 
@@ -158,7 +158,7 @@ def test_plan_in_another_unit_is_asked_about(
     examine: Examine, project: Project, caplog: pytest.LogCaptureFixture, planned: int, steps: int, told: str
 ) -> None:
     """A plan that the run exceeds, or of which it completes in half, is asked about, in the log and by the doctor."""
-    with Run("planned", url=project.url, key=project.key, total_steps=planned, flush_seconds=60) as run:
+    with Run("planned", url=project.url, key=project.key, total_steps=planned, limits=Limits(flush_seconds=60)) as run:
         run.log({"eval": 0.5}, step=steps)
     asked = "is the plan in "
     assert [asked in text for text in list_messages(caplog) if "total_steps" in text] == ([True] if told else [])
