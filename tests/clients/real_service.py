@@ -13,6 +13,7 @@ from typing import Any
 import evalstop
 import httpx
 from evalstop_client.run import Run
+from evalstop_client.settings import Limits
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store import projects

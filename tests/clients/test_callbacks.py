@@ -112,11 +112,12 @@ def test_ranks_agree_whichever_steps_are_asked_for(
 RANK_SCRIPT = """
 import sys
 from torch import distributed as dist
+from evalstop_client import Limits
 from evalstop_client.callbacks.pytorch import DistributedRun
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
-with DistributedRun(name="r", flush_seconds=60) as run:
+with DistributedRun(name="r", limits=Limits(flush_seconds=60)) as run:
     if run.run is not None:
         assert run.run.flush()
     exploit = run.agree_on_exploit()

@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 import httpx
 import numpy as np
 import pytest
-from evalstop_client import Run, Summary
+from evalstop_client import Limits, Run, Summary
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
 from evalstop_client.receivers.evaluator import (
@@ -37,6 +37,7 @@ from tests.clients.real_service import Project, find_eval_request
 from tests.service.web.api.api_calls import create_eval_request, expect_json
 
 SCORES = [min(at, 30.0) - 0.3 * max(0, at - 30) + 4.0 * ((at * at * 7) % 11) / 11 for at in range(60)]
+SELDOM = Limits(poll_seconds=60)
 SCRIPT = """\
 import os, pathlib, sys, time
 checkpoint, n, seed = sys.argv[1:]
@@ -75,7 +76,7 @@ def test_incomparable_evaluations_are_errors(current: Any) -> None:
 
 def test_training_loop_answers_a_request(api: httpx.Client, eval_project: Project) -> None:
     """A request arrives with the answer to a log, and is gone once it is answered."""
-    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "poll_seconds": 60}
+    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": 0.001, "limits": SELDOM}
     answered = []
     with Run(name="loop", metrics={"eval": {"role": "eval"}}, **options) as run:
         run.checkpoint("file:///30", step=30)
@@ -99,7 +100,7 @@ def test_training_loop_answers_a_request(api: httpx.Client, eval_project: Projec
 
 def test_callback_answers_with_the_saved_checkpoint(api: httpx.Client, eval_project: Project) -> None:
     """answer_requests() evaluates both checkpoints; after an exception it tries again at the next one."""
-    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": True, "poll_seconds": 60}
+    options = eval_project.connection | {"policy": "early", "total_steps": 90, "evaluates": True, "limits": SELDOM}
     calls: list[tuple[str, int, int]] = []
 
     def score(uri: str, multiplier: int, seed: int) -> list[float]:

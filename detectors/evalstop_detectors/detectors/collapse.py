@@ -37,8 +37,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation
+from evalstop_detectors.detectors.detector import EvalDetector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
@@ -160,7 +160,7 @@ class CollapseState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Collapse(Detector[CollapseState], frozen=True):
+class Collapse(EvalDetector[CollapseState], frozen=True):
     """Counts the evals for which a sudden fall has lasted.
 
     `k`: how many evals make it a collapse. `share` (of the rise so far) and `sigmas`: the least depth.
@@ -194,24 +194,7 @@ class Collapse(Detector[CollapseState], frozen=True):
         # 1 of the 10,000 healthy runs on which shipped policies are calibrated; with 95 % confidence at most 0.06 %.
         return 0.001 if self == Collapse() else None
 
-    def step(self, state: CollapseState, observation: Observation) -> tuple[CollapseState, Evidence]:
-        if not observation.finite:
-            return state, state.evidence
-        value = observation.value
-        if observation.role is MetricRole.PROXY:
-            state = _take_values(state, (value,), ())
-        elif observation.role is MetricRole.KL:
-            state = _take_values(state, (), (value,))
-        elif observation.role is MetricRole.PAIRED:
-            state = self._take_answer(state, -clipped(value), observation.stderr)
-        else:
-            state = self._take_eval(state, observation)
-        return state, state.evidence
-
-    def fold(self, state: CollapseState, evidence: Evidence | None, columns: Columns) -> tuple[CollapseState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _take_values)
-
-    def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
+    def take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]
         start = add_up(last) / len(last) if noise.seen <= _START else state.start
@@ -238,9 +221,13 @@ class Collapse(Detector[CollapseState], frozen=True):
         course = state.course.add_eval()
         return CollapseState(noise, start, top, steps, first_step, (low, high), course, fall, evidence)
 
-    def _take_answer(self, state: CollapseState, found: float, stderr: float | None) -> CollapseState:
-        """Process a paired evaluation, which found that the run is so far below its best."""
-        fall = state.fall
+    def take_values(self, state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:
+        course = state.course.add_values(proxies, kls)
+        return state if course is state.course else replace(state, course=course)
+
+    def take_answer(self, state: CollapseState, observation: Observation) -> CollapseState:
+        """Process a paired evaluation: how far the run is below its best."""
+        fall, found, stderr = state.fall, -clipped(observation.value), observation.stderr
         if fall is None or stderr is None or not 0 <= stderr < math.inf:
             return state
         error, half = min(stderr, LARGEST), _MEASURED_SHARE * fall.depth
@@ -303,11 +290,6 @@ def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:
     next_to_last, last, value = recent
     near = _NEAR * (top - value)
     return value < line and (top - last <= near or top - next_to_last <= near)
-
-
-def _take_values(state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:
-    course = state.course.add_values(proxies, kls)
-    return state if course is state.course else replace(state, course=course)
 
 
 def _follow(fall: Fall, last: tuple[float, ...], course: Course) -> Fall | None:

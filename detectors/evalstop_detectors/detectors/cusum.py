@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import EvalDetector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
@@ -37,7 +37,7 @@ class CusumState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Cusum(Detector[CusumState], frozen=True):
+class Cusum(EvalDetector[CusumState], frozen=True):
     """Adds up falls below the mean.
 
     `allowance`: standard deviations an eval that are attributed to noise; the classic choice is half the relevant fall.
@@ -64,12 +64,7 @@ class Cusum(Detector[CusumState], frozen=True):
     allowance: Annotated[float, Meta(ge=0, le=100)] = 0.1
     largest_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 4.0
 
-    def step(self, state: CusumState, observation: Observation) -> tuple[CusumState, Evidence]:
-        if observation.finite:
-            state = self._advance(state, observation)
-        return state, state.evidence
-
-    def _advance(self, state: CusumState, observation: Observation) -> CusumState:
+    def take_eval(self, state: CusumState, observation: Observation) -> CusumState:
         estimated = estimate(state.noise)
         sd = estimated.sd * estimated.inflation
         noise = advance(state.noise, observation.value, observation.stderr)

@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -113,8 +113,6 @@ class Trace(NamedTuple):
         return Trace([order for order, _ in changes], values, np.array(outlooks), evidence.__getitem__)
 
 
-TakeValues = Callable[[Any, Sequence[float], Sequence[float]], Any]
-
 S = TypeVar("S")
 
 
@@ -178,30 +176,6 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
                 changes.append((observation.order, latest))
         return state, changes
 
-    def fold_at_evals(
-        self, state: Any, evidence: Evidence | None, columns: Columns, take_values: TakeValues
-    ) -> tuple[Any, Changes]:
-        """`fold` for a detector whose evidence only changes at evals: `take_values` adds the proxies and the KLs since
-        the last eval to a state."""
-        if not columns or MetricRole.PAIRED in columns:
-            return self.fold_steps(state, evidence, to_observations(columns))
-        changes: Changes = []
-        first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]
-        if state.evidence is not evidence and first[1] != rank:
-            evidence = state.evidence
-            changes.append((first, state.evidence))
-        proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
-        proxy = kl = 0
-        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
-            proxies_end, kls_end = bisect_right(proxies.steps, item.step, proxy), bisect_right(kls.steps, item.step, kl)
-            state = take_values(state, proxies.values[proxy:proxies_end], kls.values[kl:kls_end])
-            proxy, kl = proxies_end, kls_end
-            state, latest = self.step(state, item)
-            if latest is not evidence:
-                evidence = latest
-                changes.append(((item.step, rank), latest))
-        return take_values(state, proxies.values[proxy:], kls.values[kl:]), changes
-
     def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:
         """The changes of the evidence over each of these whole runs, given as columns of its roles."""
         return [Trace.of_changes(self.fold(self.start(), None, columns)[1]) for columns in runs]
@@ -213,3 +187,65 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     def find_open_request(self, state: S) -> EvalRequest | None:
         """Its latest request for a paired evaluation, unless answered; most detectors never ask."""
         return None
+
+
+class StateWithEvidence(Protocol):
+    """A state that holds its latest evidence."""
+
+    @property
+    def evidence(self) -> Evidence: ...
+
+
+E = TypeVar("E", bound=StateWithEvidence)
+
+
+class EvalDetector(Detector[E], frozen=True):
+    """A detector whose evidence changes only at evals and at answers to its requests, which are finite."""
+
+    def take_eval(self, state: E, observation: Observation) -> E:
+        """The state after an eval."""
+        raise NotImplementedError
+
+    def take_values(self, state: E, proxies: Sequence[float], kls: Sequence[float]) -> E:
+        """The state after these values of proxy and KL, finite or not, that came since the last eval."""
+        raise NotImplementedError
+
+    def take_answer(self, state: E, observation: Observation) -> E:
+        """The state after a paired evaluation."""
+        raise NotImplementedError
+
+    def step(self, state: E, observation: Observation) -> tuple[E, Evidence]:
+        if observation.finite:
+            match observation.role:
+                case MetricRole.EVAL:
+                    state = self.take_eval(state, observation)
+                case MetricRole.PROXY:
+                    state = self.take_values(state, (observation.value,), ())
+                case MetricRole.KL:
+                    state = self.take_values(state, (), (observation.value,))
+                case _:
+                    state = self.take_answer(state, observation)
+        return state, state.evidence
+
+    def fold(self, state: E, evidence: Evidence | None, columns: Columns) -> tuple[E, Changes]:
+        if not columns or MetricRole.PAIRED in columns:
+            return self.fold_steps(state, evidence, to_observations(columns))
+        changes: Changes = []
+        first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]
+        if state.evidence is not evidence and first[1] != rank:
+            evidence = state.evidence
+            changes.append((first, state.evidence))
+        proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
+        proxy = kl = 0
+        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
+            proxies_end, kls_end = bisect_right(proxies.steps, item.step, proxy), bisect_right(kls.steps, item.step, kl)
+            if proxies_end > proxy or kls_end > kl:
+                state = self.take_values(state, proxies.values[proxy:proxies_end], kls.values[kl:kls_end])
+                proxy, kl = proxies_end, kls_end
+            state, latest = self.step(state, item)
+            if latest is not evidence:
+                evidence = latest
+                changes.append(((item.step, rank), latest))
+        if len(proxies.steps) > proxy or len(kls.steps) > kl:
+            state = self.take_values(state, proxies.values[proxy:], kls.values[kl:])
+        return state, changes

@@ -29,8 +29,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, add_value, clipped, estimate
-from evalstop_detectors.detectors.detector import Amount, Changes, Count, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation
+from evalstop_detectors.detectors.detector import Amount, Count, EvalDetector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count, format_percent
 
 _BLOCKS = 128
@@ -85,7 +85,7 @@ class DivergenceState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "waits for an eval and a proxy before it")
 
 
-class Divergence(Detector[DivergenceState], frozen=True):
+class Divergence(EvalDetector[DivergenceState], frozen=True):
     """Compares the slopes of the eval score and proxy.
 
     `least_evals`: the evidence is 0 before this many evals with a proxy.
@@ -117,20 +117,17 @@ class Divergence(Detector[DivergenceState], frozen=True):
     control_variate: bool = True
     noisy_from: Amount = 0.05
 
-    def step(self, state: DivergenceState, observation: Observation) -> tuple[DivergenceState, Evidence]:
-        if observation.finite:
-            if observation.role is MetricRole.PROXY:
-                state = _take_proxies(state, (observation.value,), ())
-            elif state.proxy is not None:
-                state = self._add_pair(state, observation, state.proxy)
-        return state, state.evidence
+    def take_values(self, state: DivergenceState, proxies: Sequence[float], kls: Sequence[float]) -> DivergenceState:
+        """With the latest finite one of these, relative to the first of the run."""
+        finite = [value for value in proxies if math.isfinite(value)]
+        if not finite:
+            return state
+        origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
+        return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
 
-    def fold(
-        self, state: DivergenceState, evidence: Evidence | None, columns: Columns
-    ) -> tuple[DivergenceState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _take_proxies)
-
-    def _add_pair(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
+    def take_eval(self, state: DivergenceState, observation: Observation) -> DivergenceState:
+        if (proxy := state.proxy) is None:
+            return state
         pairs, step, stderr = state.pairs + 1, observation.step, observation.stderr
         value = clipped(observation.value)
         origin = state.eval_origin if pairs > 1 else value
@@ -208,15 +205,6 @@ def _sum_up(values: Floats, windows: Sequence[Window]) -> tuple[list[float], lis
     """From the newest value back, as far as the longest window reaches: the sums, and those of value times index."""
     newest_first = values[: -windows[-1][0] - 2 : -1]
     return list(accumulate(newest_first)), list(accumulate(map(mul, _PLACES, newest_first)))
-
-
-def _take_proxies(state: DivergenceState, proxies: Sequence[float], _: Sequence[float]) -> DivergenceState:
-    """With the latest finite one of these, relative to the first of the run."""
-    finite = [value for value in proxies if math.isfinite(value)]
-    if not finite:
-        return state
-    origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
-    return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
 
 
 def _add_surprises(sums: FourSums, eval_surprise: float, proxy_surprise: float) -> FourSums:

@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import EvalDetector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
@@ -51,7 +51,7 @@ class FocusState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Focus(Detector[FocusState], frozen=True):
+class Focus(EvalDetector[FocusState], frozen=True):
     """Searches for a fall of the mean at every earlier eval.
 
     `rise_sigmas`: how significant a rise restarts the series; None: no rise does. `candidates`: how many change
@@ -78,12 +78,7 @@ class Focus(Detector[FocusState], frozen=True):
     rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
 
-    def step(self, state: FocusState, observation: Observation) -> tuple[FocusState, Evidence]:
-        if observation.finite:
-            state = self._advance(state, observation)
-        return state, state.evidence
-
-    def _advance(self, state: FocusState, observation: Observation) -> FocusState:
+    def take_eval(self, state: FocusState, observation: Observation) -> FocusState:
         estimated = estimate(state.noise)
         sd = estimated.sd * estimated.inflation
         noise = advance(state.noise, observation.value, observation.stderr)

@@ -28,8 +28,8 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
-from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation
+from evalstop_detectors.detectors.detector import EvalDetector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count
 
@@ -122,7 +122,7 @@ class GaoFitState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.POSTERIOR, 0.0, None, "waits for an eval and a KL before it")
 
 
-class GaoFit(Detector[GaoFitState], frozen=True):
+class GaoFit(EvalDetector[GaoFitState], frozen=True):
     """Fits the eval score over sqrt(KL).
 
     `least_evals`: the evidence is 0 before this many evals with a KL.
@@ -151,18 +151,15 @@ class GaoFit(Detector[GaoFitState], frozen=True):
     least_fall: Annotated[float, Meta(ge=0, le=1e6)] = 0.1
     misfit: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
 
-    def step(self, state: GaoFitState, observation: Observation) -> tuple[GaoFitState, Evidence]:
-        if observation.finite:
-            if observation.role is MetricRole.KL:
-                state = _take_kls(state, (), (observation.value,))
-            elif state.kl is not None:
-                state = self._learn_eval(state, observation, math.sqrt(state.kl))
-        return state, state.evidence
+    def take_values(self, state: GaoFitState, proxies: Sequence[float], kls: Sequence[float]) -> GaoFitState:
+        """With the latest finite one of these."""
+        latest = next(filter(math.isfinite, reversed(kls)), None)
+        return state if latest is None else replace(state, kl=min(max(latest, 0.0), _FARTHEST**2))
 
-    def fold(self, state: GaoFitState, evidence: Evidence | None, columns: Columns) -> tuple[GaoFitState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _take_kls)
-
-    def _learn_eval(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
+    def take_eval(self, state: GaoFitState, observation: Observation) -> GaoFitState:
+        if state.kl is None:
+            return state
+        d = math.sqrt(state.kl)
         before, stderr, pairs = state.noise, observation.stderr, state.pairs + 1
         eval_noise = noise.advance(before, observation.value, stderr)
         eval_score = eval_noise.recent[-1]
@@ -250,12 +247,6 @@ class GaoFit(Detector[GaoFitState], frozen=True):
                 return "the eval score moves while the KL stands still"
             return "the latest eval scores lie on one side of them"
         return None
-
-
-def _take_kls(state: GaoFitState, _: Sequence[float], kls: Sequence[float]) -> GaoFitState:
-    """With the latest finite one of these."""
-    latest = next(filter(math.isfinite, reversed(kls)), None)
-    return state if latest is None else replace(state, kl=min(max(latest, 0.0), _FARTHEST**2))
 
 
 def _silent(note: str) -> Evidence:

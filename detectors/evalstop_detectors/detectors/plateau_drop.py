@@ -41,8 +41,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation
+from evalstop_detectors.detectors.detector import EvalDetector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up, slopes_up
 from evalstop_detectors.wording import format_count, format_percent
 
@@ -103,7 +103,7 @@ class PlateauDropState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class PlateauDrop(Detector[PlateauDropState], frozen=True):
+class PlateauDrop(EvalDetector[PlateauDropState], frozen=True):
     """Weighs how long and how deep the eval score has been below its best.
 
     `sigmas`: how many standard deviations of a fall are attributed to noise, in addition to the correction for the
@@ -137,20 +137,18 @@ class PlateauDrop(Detector[PlateauDropState], frozen=True):
         """Drops the levels; keeps the rest of the plan."""
         return PlateauDropState(progress=state.progress, planned_from=state.progress)
 
-    def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
-        if observation.role is MetricRole.EVAL:
-            if observation.finite:
-                state = self._with_eval(state, observation)
-        else:
-            state = _take_proxies(state, (observation.value,), ())
-        return state, state.evidence
+    def take_values(self, state: PlateauDropState, proxies: Sequence[float], kls: Sequence[float]) -> PlateauDropState:
+        """Add up the proxies since the last eval; their mean counts."""
+        origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
+        for value in map(clipped, filter(math.isfinite, proxies)):
+            origin = value if origin is None else origin
+            total += clipped(value - origin)
+            pending += 1
+        if pending == state.pending:
+            return state
+        return replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
 
-    def fold(
-        self, state: PlateauDropState, evidence: Evidence | None, columns: Columns
-    ) -> tuple[PlateauDropState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _take_proxies)
-
-    def _with_eval(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
+    def take_eval(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
         progress = observation.progress
         done = min(max(state.progress, progress or 0.0), 1.0)  # NaN is never the larger one
         closes = state.open_evals + 1 >= state.size
@@ -279,18 +277,6 @@ def _relate_to_run(evals: int, planned_from: float, progress: float | None) -> t
     if progress is not None and planned_from < progress < 1:
         return PLANNED_FACTOR, evals * (1 - planned_from) / (progress - planned_from) + _EVALS_BEFORE
     return 1.0, evals + _EVALS_BEFORE
-
-
-def _take_proxies(state: PlateauDropState, proxies: Sequence[float], _: Sequence[float]) -> PlateauDropState:
-    """Add up the proxies since the last eval; their mean counts."""
-    origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
-    for value in map(clipped, filter(math.isfinite, proxies)):
-        origin = value if origin is None else origin
-        total += clipped(value - origin)
-        pending += 1
-    if pending == state.pending:
-        return state
-    return replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
 
 
 def _with_proxy_of_eval(state: PlateauDropState) -> tuple[NoiseState, float]:

@@ -43,8 +43,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.detector import (
-    Changes,
-    Detector,
+    EvalDetector,
     EvalRequest,
     EvalRequests,
     Evidence,
@@ -125,7 +124,7 @@ class PosteriorState(Struct, frozen=True):
     confirmed: int = 0
 
 
-class Posterior(Detector[PosteriorState], frozen=True):
+class Posterior(EvalDetector[PosteriorState], frozen=True):
     """Estimates the probability that the run has turned for good.
 
     `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
@@ -159,24 +158,6 @@ class Posterior(Detector[PosteriorState], frozen=True):
         """Drops the levels; keeps the rest of the plan and of the requests."""
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
-    def step(self, state: PosteriorState, observation: Observation) -> tuple[PosteriorState, Evidence]:
-        if not observation.finite:
-            return state, state.evidence
-        if observation.role is MetricRole.PROXY:
-            state = _with_waiting(state, (observation.value,), ())
-        elif observation.role is MetricRole.KL:
-            state = _with_waiting(state, (), (observation.value,))
-        elif observation.role is MetricRole.PAIRED:
-            state = self._with_answer(state, observation, clipped(observation.value))
-        else:
-            state = self._with_eval(state, observation, clipped(observation.value))
-        return state, state.evidence
-
-    def fold(
-        self, state: PosteriorState, evidence: Evidence | None, columns: Columns
-    ) -> tuple[PosteriorState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _with_waiting)
-
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
         inputs = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
         at_once = {index: item for index, item in inputs.items() if item is not None}
@@ -187,8 +168,8 @@ class Posterior(Detector[PosteriorState], frozen=True):
             for index, columns in enumerate(runs)
         ]
 
-    def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
-        features, features_seen = advance(ONE, state.features, _given(state, observation, value))
+    def take_eval(self, state: PosteriorState, observation: Observation) -> PosteriorState:
+        features, features_seen = advance(ONE, state.features, _given(state, observation, clipped(observation.value)))
         seen = round_features(features_seen)
         hidden = load_network(self.model).step(_from_bytes(state.hidden), seen)
         is_best = features.since == 0.0
@@ -215,9 +196,19 @@ class Posterior(Detector[PosteriorState], frozen=True):
             state = replace(state, **request, asked_evals=int(features.evals), asked_since=int(features.since))
         return self._with_evidence(state, outlook, added, observation.progress)
 
-    def _with_answer(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
+    def take_values(self, state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
+        """Process values of the proxy and of KL, finite or not, before the next eval."""
+        origin, waiting, total = state.proxy_origin, state.waiting, state.waiting_proxy
+        for value in map(clipped, filter(math.isfinite, proxies)):
+            if origin is None:
+                origin = value
+            waiting, total = waiting + 1, clipped(total + clipped(value - origin))
+        kl = next(map(clipped, filter(math.isfinite, reversed(kls))), state.kl)
+        return replace(state, proxy_origin=origin, waiting=waiting, waiting_proxy=total, kl=kl)
+
+    def take_answer(self, state: PosteriorState, observation: Observation) -> PosteriorState:
         """Process a paired evaluation. One without a standard error, or for a run that never moved, is ignored."""
-        features, stderr = state.features, observation.stderr
+        features, value, stderr = state.features, clipped(observation.value), observation.stderr
         if stderr is None or not 0 <= stderr < math.inf or features.best <= features.low:
             return replace(state, awaited=False)
         _, unit = measure_scale(ONE, features)
@@ -296,17 +287,6 @@ def _fell_at_once(features: FeatureState, cliff: float, share: float = 0.0) -> b
     noise, _ = measure_scale(ONE, features)
     fall, gain = features.best - features.level, features.best - features.start
     return bool(cliff >= max(CLIFF_SHARE * fall, CLIFF_SIGMAS * noise) and fall >= share * gain)
-
-
-def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
-    """Process values of the proxy and of KL, finite or not, before the next eval."""
-    origin, waiting, total = state.proxy_origin, state.waiting, state.waiting_proxy
-    for value in map(clipped, filter(math.isfinite, proxies)):
-        if origin is None:
-            origin = value
-        waiting, total = waiting + 1, clipped(total + clipped(value - origin))
-    kl = next(map(clipped, filter(math.isfinite, reversed(kls))), state.kl)
-    return replace(state, proxy_origin=origin, waiting=waiting, waiting_proxy=total, kl=kl)
 
 
 def _to_bytes(numbers: Whole) -> bytes:

@@ -25,10 +25,10 @@ COPY = {
 
 JOB = f"""
 import os, signal
-from evalstop_client import Run
+from evalstop_client import Limits, Run
 if os.environ.get("DEAF"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with Run("a run", resume="allow", flush_seconds=60) as run:
+with Run("a run", resume="allow", limits=Limits(flush_seconds=60)) as run:
     step = int(os.environ.get("EVALSTOP_EXPLOIT_STEP", 30)) + 1
     run.log({{"score": 0.5}}, step=step)
     run.flush()
