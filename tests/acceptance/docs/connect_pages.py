@@ -69,6 +69,9 @@ TESTED_BLOCKS = {
     "outside a cluster": BlockUnderTest("docs/kubernetes", "--kubeconfig", KUBERNETES_END_TO_END),
     "asked to save": BlockUnderTest("docs/kubernetes", "def is_asked_to_save", CONNECT_PAGES),
     "unit": BlockUnderTest("docs/slurm", "[Service]", DEPLOYMENT),
+    "clusterrole of waiting": BlockUnderTest(
+        "docs/kubernetes", "kubectl create clusterrole", "tests/clients/receivers/kubernetes/test_idle_returns.py"
+    ),
     "kubectl secret": BlockUnderTest("docs/kubernetes", "generic evalstop-receiver", DEPLOYMENT),
     "kubectl apply": BlockUnderTest("docs/kubernetes", "kubectl apply", DEPLOYMENT),
     "helm receiver": BlockUnderTest("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),

@@ -40,7 +40,7 @@ VALUES: dict[str, dict[str, Any]] = {
             "ingress": {"enabled": True, "host": "evalstop.example.org", "tls": "evalstop-tls"},
             "ingressFrom": [{"namespaceSelector": {"matchLabels": {"team": "research"}}}],
         },
-        "receiver": {**RECEIVER, "cluster": "lab-1"},
+        "receiver": {**RECEIVER, "cluster": "lab-1", "returnIdle": 2},
     },
     "pull": {"service": {"enabled": False}, "receiver": {**RECEIVER, "url": "https://e.org", "pullEndpoint": "e1"}},
     "placed": {

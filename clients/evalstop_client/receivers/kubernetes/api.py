@@ -76,9 +76,11 @@ class Api:
         """The object; None if there is none of this name."""
         return _read_answer(self._request_object("get", kind, namespace, name), "get", kind)
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> Listing:
-        """All objects that a label selector selects, as they are now, not from a cache."""
-        response = self._request_object("list", kind, namespace, params={"labelSelector": selector})
+    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> Listing:
+        """All objects with these labels and fields, as they are now, not from a cache; of all namespaces if it is
+        empty."""
+        params = {"labelSelector": selector, "fieldSelector": fields}
+        response = self._request_object("list", kind, namespace, params=params)
         body = _read_answer(response, "list", kind)
         if body is None or not isinstance(response, httpx.Response):
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
@@ -191,7 +193,8 @@ class Api:
 
     def _path(self, kind: Kind, namespace: str) -> str:
         root = "/apis" if kind.group else "/api"
-        return f"{root}/{self.api_version(kind)}/namespaces/{namespace}/{kind.resource}"
+        where = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}/{self.api_version(kind)}{where}/{kind.resource}"
 
     def api_version(self, kind: Kind) -> str:
         """The API version of a kind on this cluster, such as `batch/v1`."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -23,6 +23,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     KINDS,
     POD,
     RAY_JOB,
+    WORKLOAD,
     Kind,
     Object,
     at,
@@ -30,8 +31,16 @@ from evalstop_client.receivers.kubernetes.kinds import (
     find_kind,
     find_kind_of,
 )
-from evalstop_client.receivers.kubernetes.pods import PodWatch, digest_containers, parse_pod, parse_time, summarize_pods
-from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension
+from evalstop_client.receivers.kubernetes.pods import (
+    PodWatch,
+    digest_containers,
+    is_unschedulable,
+    parse_pod,
+    parse_time,
+    summarize_pods,
+)
+from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension, is_queued, list_owners
+from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
 from evalstop_client.receivers.stop.processes import copy_environment
@@ -178,6 +187,36 @@ class KubernetesJobControl:
             raise RequestRefused(f"{kind} {job.id} has ended and cannot be resumed")
         self._suspension.resume(kind, workload)
 
+    def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
+        """Whether a pod waits for a node, or a workload for Kueue's quota, that belongs to none of these parked jobs.
+
+        Looks in all namespaces if it may list them, else in those where it may stop workloads.
+        """
+        known = {other.facts["uid"] for other in parked}
+        queued = filter(is_queued, self._list_waiting(WORKLOAD, job))
+        if any(known.isdisjoint(owner["uid"] for owner in list_owners(item)) for item in queued):
+            return True
+        return any(
+            self._find_top_uid(item) not in known
+            for item in self._list_waiting(POD, job, "status.phase=Pending,spec.nodeName=")
+            if is_unschedulable(item)
+        )
+
+    def _list_waiting(self, kind: Kind, job: Job, fields: str = "") -> Iterator[Object]:
+        is_granted = self._api.is_granted("list", kind, "")
+        for namespace in [""] if is_granted else sorted(self._namespaces or [job.facts["namespace"]]):
+            try:
+                yield from self._api.list(kind, namespace, "", fields).items
+            except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
+                if kind is POD:
+                    raise
+
+    def _find_top_uid(self, pod: Object) -> str | None:
+        try:
+            return str(self._find_topmost(POD, pod)[1]["metadata"]["uid"])
+        except RequestRefused:  # it belongs to nothing that can be parked
+            return None
+
     def _record_event(self, job: Job, request: StopRequest) -> None:
         """Record the reason in an event of the workload; one is enough if the stop is repeated."""
         kind, namespace, now = _get_kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -240,22 +279,20 @@ class KubernetesJobControl:
     def _check_workload(self, job: Job) -> Present | Gone | Unproven:
         pods = self._get_pods(job)
         pods.follow()
-        kind, workload = _get_kind(job), self._find_workload(job)
-        if holding := pods.holding:
-            return Present(f"{holding[0].state}, {len(holding)} of its pods")
+        kind, workload, state = _get_kind(job), self._find_workload(job), None
+        if pods.holding:
+            return _describe_present(pods)
         if workload is None:
             state = "Deleted"
         elif workload["metadata"].get("deletionTimestamp"):
-            return Present("being deleted")
+            return Present("being deleted", runs=False)
         elif ended := kind.list_states(workload) & kind.ended:
             state = min(ended)
         elif self._suspension.is_held(kind, workload):
             state = SUSPENDED
-        else:
-            return Present("without pods, but may get some")
         pods.list()  # listed after its controller confirmed, so that no pod can be missed
-        if holding := pods.holding:
-            return Present(f"{holding[0].state}, {len(holding)} of its pods")
+        if pods.holding or state is None:
+            return _describe_present(pods)
         if successor := self._find_successor(job):
             return Present(f"started again by {job.facts['owner']}, as {successor}")
         with self._changing:
@@ -313,6 +350,13 @@ class KubernetesJobControl:
             return self._followed[uid]
 
 
+def _describe_present(pods: PodWatch) -> Present:
+    if not (holding := pods.holding):
+        return Present("without pods, but may get some", runs=False)
+    runs = any(pod.node and pod.delete_at is None for pod in holding)
+    return Present(f"{holding[0].state}, {len(holding)} of its pods", runs=runs)
+
+
 def _get_kind(job: Job) -> Kind:
     kind = find_kind(job.facts["kind"])
     if kind is None:
@@ -347,6 +391,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="annotate pods with evalstop.io/save-checkpoint before they end, for runs without a label "
         "checkpoint_signal; needs the verb patch on pods (default: only runs with the label `annotation`)",
     )
+    add_return_option(parser)
     add_access_options(parser)
     add_service_options(parser)
     add_receiver_options(parser)
@@ -364,4 +409,4 @@ def run(options: argparse.Namespace) -> int:
             annotates=options.checkpoint_annotation,
             stop_by=options.stop_by,
         )
-        return run_receiver(action, options, "kubernetes")
+        return run_receiver(action, options, "kubernetes", action.others_wait)

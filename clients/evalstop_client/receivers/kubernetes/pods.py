@@ -88,6 +88,14 @@ def parse_pod(item: Object) -> Pod:
     )
 
 
+def is_unschedulable(item: Object) -> bool:
+    """Whether the scheduler has found no node for a pod; one that is gated by its owner is not asked about."""
+    return any(
+        (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable")
+        for condition in at(item, "status", "conditions") or []
+    )
+
+
 def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
     """The end of these pods for the report: the first nonzero exit code stands for all."""
     pods = sorted(pods, key=lambda pod: pod.name)

@@ -96,7 +96,7 @@ class Suspension:
                 raise
             self._may_be_queued = False
             return []
-        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
+        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in list_owners(item))]
 
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
@@ -153,6 +153,16 @@ class Suspension:
         self._api.create(COMMAND, metadata["namespace"], command)
 
 
+def is_queued(workload: Object) -> bool:
+    """Whether Kueue's object waits for quota that others may free; not if its queue does not exist or is stopped."""
+    conditions = at(workload, "status", "conditions") or []
+    return (
+        at(workload, *WORKLOAD.suspend_field) is not False
+        and not WORKLOAD.list_states(workload) & {"QuotaReserved", "Admitted", "Finished"}
+        and all(condition.get("reason") != "Inadmissible" for condition in conditions)
+    )
+
+
 def _remove_pods(workload: Object) -> dict[str, Any]:
     """Set parallelism to 0, and annotate the previous value."""
     before = _read_parallelism_before(workload)
@@ -165,5 +175,5 @@ def _read_parallelism_before(workload: Object) -> int | None:
     return int(noted) if isinstance(noted, str) and noted.isdecimal() else None
 
 
-def _list_owners(item: Object) -> list[Object]:
+def list_owners(item: Object) -> list[Object]:
     return list(item["metadata"].get("ownerReferences") or [])

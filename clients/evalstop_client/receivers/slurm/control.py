@@ -22,6 +22,7 @@ from evalstop_client.errors import ConfigurationError, RequestRefused, Scheduler
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, select_job, summarize_end
 from evalstop_client.receivers.slurm.rest import Rest, choose_token, validate_rest_url
+from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import (
     CheckpointSignal,
     ForeignJob,
@@ -323,13 +324,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="preemptible low-priority partition into which parked jobs are requeued (default: requeued and held)",
     )
-    add(
-        "--return-idle",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often a held parked job may run while nobody waits (default: 0, never)",
-    )
+    add_return_option(parser)
     add("--rest", metavar="URL", help="use slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
     add("--cluster", metavar="NAME", help="the cluster's name, required with --rest")
     add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: from the token)")

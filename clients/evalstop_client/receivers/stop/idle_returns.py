@@ -6,6 +6,7 @@ no longer suspect. Where the job fits, and when, is left to its scheduler.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -21,6 +22,11 @@ LOOK_POLLS = 30.0
 
 OthersWait = Callable[[Job, Collection[Job]], bool]
 """Whether any job waits for the resources that a job has or would get, other than all these parked ones."""
+
+
+def add_return_option(parser: argparse.ArgumentParser) -> None:
+    text = "how often a parked job may run while nobody waits, and be set aside again (default: 0, never)"
+    parser.add_argument("--return-idle", type=int, default=0, metavar="N", help=text)
 
 
 class IdleReturns:

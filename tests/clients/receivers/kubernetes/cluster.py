@@ -120,15 +120,17 @@ class KubernetesCluster:
             self.connect(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options}
         )
 
-    def grant_verbs(self, group: str, resource: str, *verbs: str) -> None:
-        """Grant the receiver verbs beyond the manifest of deploy/."""
+    def grant_verbs(self, group: str, resource: str, *verbs: str, everywhere: bool = False) -> None:
+        """Grant the receiver verbs beyond the manifest of deploy/, in one namespace or in all."""
         role, binding = load_manifest("kubernetes/receiver-role.yaml")[:2]
-        metadata = {"name": f"more-{uuid.uuid4()}", "namespace": NAMESPACE}
+        scope, metadata = "Cluster" if everywhere else "", {"name": f"more-{uuid.uuid4()}"}
+        metadata |= {} if everywhere else {"namespace": NAMESPACE}
         rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}]
-        self.admin.apply({**role, "metadata": metadata, "rules": rules})
-        reference = {**binding["roleRef"], "name": metadata["name"]}
-        self.admin.apply({**binding, "metadata": metadata, "roleRef": reference})
-        self.granted.append(metadata["name"])
+        self.admin.apply({**role, "kind": f"{scope}Role", "metadata": metadata, "rules": rules})
+        reference = {**binding["roleRef"], "kind": f"{scope}Role", "name": metadata["name"]}
+        self.admin.apply({**binding, "kind": f"{scope}RoleBinding", "metadata": metadata, "roleRef": reference})
+        where = "clusterrolebindings" if everywhere else f"namespaces/{NAMESPACE}/rolebindings"
+        self.granted.append(f"{where}/{metadata['name']}")
 
     def start_workload(
         self, kind: Kind = JOB, *, ignores_sigterm: bool = False, command: list[str] | None = None, **spec: Any
@@ -236,8 +238,8 @@ class KubernetesCluster:
     def delete_everything(self) -> None:
         """Delete everything, and wait until it is gone."""
         self.node.lost = False
-        for name in self.granted:
-            self.admin.http.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/{name}")
+        for binding in self.granted:
+            self.admin.http.delete(f"/apis/rbac.authorization.k8s.io/v1/{binding}")
         for kind in (*KINDS, WORKLOAD):
             for item in self.admin.list(kind, NAMESPACE):
                 self.admin.delete(kind, item, propagationPolicy="Background")

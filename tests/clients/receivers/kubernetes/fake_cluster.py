@@ -21,6 +21,7 @@ from tests.clients.receivers.kubernetes.fake_requests import (
     Request,
     Resource,
     apply_merge_patch,
+    matches_fields,
     matches_selector,
 )
 from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, StatusError, format_time
@@ -54,6 +55,17 @@ class FakeCluster:
             Resource(ACCESS, "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False),
             Resource("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),
             Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", has_status=False),
+            Resource(
+                "rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False, has_status=False
+            ),
+            Resource(
+                "rbac.authorization.k8s.io",
+                "v1",
+                "clusterrolebindings",
+                "ClusterRoleBinding",
+                namespaced=False,
+                has_status=False,
+            ),
             Resource(
                 "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
             ),
@@ -137,8 +149,12 @@ class FakeCluster:
 
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
-        selector = request.query.get("labelSelector", "")
-        items = [item for item in self._list_objects(request) if matches_selector(item, selector)]
+        labels, fields = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
+        items = [
+            item
+            for item in self._list_objects(request)
+            if matches_selector(item, labels) and matches_fields(item, fields)
+        ]
         kind = f"{request.resource.kind}List"
         metadata = {"resourceVersion": str(self.storage.version)}
         return 200, {"kind": kind, "apiVersion": request.resource.api_version, "metadata": metadata, "items": items}
@@ -152,6 +168,7 @@ class FakeCluster:
             if pod["spec"].get("nodeName"):
                 raise StatusError(409, "Conflict", f"pod {request.name} is already assigned to a node")
             pod["spec"]["nodeName"] = body["target"]["name"]
+            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
             self.storage.write("/pods", pod, "MODIFIED")
             return 201, {"kind": "Status", "status": "Success", "code": 201}
         if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
@@ -327,19 +344,21 @@ class FakeCluster:
         )
 
     def _is_granted(self, user: str, in_namespace: str, group: str, plural: str, verb: str) -> bool:
-        """Whether a RoleBinding of the namespace grants it."""
+        """Whether a RoleBinding of the namespace grants it, or a ClusterRoleBinding."""
         if user == "admin":
             return True
         _, _, namespace, account = [*user.split(":"), "", "", "", ""][:4]
         for (key, where, _), binding in self.storage.objects.items():
-            if key != "rbac.authorization.k8s.io/rolebindings" or where != in_namespace:
+            scope = "cluster" if key == "rbac.authorization.k8s.io/clusterrolebindings" else ""
+            if not scope and (key != "rbac.authorization.k8s.io/rolebindings" or where != in_namespace):
                 continue
             if not any(
                 (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
                 for subject in binding["subjects"]
             ):
                 continue
-            role = self.storage.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
+            role_key = f"rbac.authorization.k8s.io/{scope}roles"
+            role = self.storage.objects.get((role_key, where, binding["roleRef"]["name"]))
             for rule in role["rules"] if role else []:
                 if group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
                     return True

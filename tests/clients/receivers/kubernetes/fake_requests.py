@@ -79,6 +79,17 @@ def apply_merge_patch(before: Any, change: Any) -> Any:
     return after
 
 
+def matches_fields(item: Json, selector: str) -> bool:
+    """Whether an object has the fields that a field selector requires; an absent one is empty."""
+    for path, _, value in [part.partition("=") for part in selector.split(",") if part]:
+        found: Any = item
+        for name in path.split("."):
+            found = found.get(name, "") if isinstance(found, dict) else ""
+        if found != value:
+            return False
+    return True
+
+
 def matches_selector(item: Json, selector: str) -> bool:
     """Whether an object has the labels that a selector requires."""
     labels = item["metadata"].get("labels", {})

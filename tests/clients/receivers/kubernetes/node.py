@@ -83,6 +83,9 @@ class Node:
                 if wanted <= free and not pod["metadata"].get("deletionTimestamp"):
                     self._admin.bind(pod, self.name)
                     free -= wanted
+                elif not at(pod, "status", "conditions"):
+                    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                    self._admin.set_status(POD, pod, {"conditions": [condition]})
             elif pod["spec"]["nodeName"] == self.name:
                 self._sync(pod)
         for uid in self._containers.keys() - pods.keys():
