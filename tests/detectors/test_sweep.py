@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
@@ -321,7 +320,7 @@ def test_member_copies_the_newest_checkpoint_of_its_step() -> None:
     rule = GroupRule(
         "pbt", fewest=1, ready_steps=2 * EVERY, share=0.5, hyperparameters={"lr": Hyperparameter(factors=(0.5, 2.0))}
     )
-    source = build("b", [5.0, 5.0, 5.0], saved=(EVERY, 3 * EVERY), hyperparameters={"lr": 1.0, "batch": 8.0})
+    source = build("b", [5.0, 5.0, 5.0], saved=(5, EVERY, 3 * EVERY), hyperparameters={"lr": 1.0, "batch": 8.0})
     (call,) = judge_group(rule, [build("a", [1.0, 1.0, 1.0], hyperparameters={"lr": 3.0}), source], 0)
     assert call == GroupCall("a", 20, call.reason, 1.0, 5.0, call.source)
     assert call.source is not None
@@ -349,6 +348,61 @@ def test_two_that_would_copy_each_other_end_with_one_source() -> None:
     second = build("b", [1.0] * 5)
     assert list_called(rule, [second, first]) == ["a"]
     assert list_called(rule, [second, msgspec.structs.replace(first, id="c")]) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("at_40", "at_50", "source"), [((5.0, 1.0, 8.0), (0.0, 9.0, 8.0), "b"), ((9.0, 1.0, 5.0), (0.0, 5.0, 8.0), "c")]
+)
+def test_what_is_copied_is_not_called_and_what_is_called_is_not_copied(
+    at_40: tuple[float, float, float], at_50: tuple[float, float, float], source: str
+) -> None:
+    """a is ready at step 50, and b, which lags there too, at step 40: b is the source of a, or has a alone for one."""
+    rule = GroupRule("pbt", fewest=1, ready_steps=2 * EVERY, share=0.34)
+    a = build("a", [0.0, 0.0, at_40[0], at_50[0]], since=EVERY)
+    members = [a, *(build("abc"[place], [1.0, 1.0, 1.0, at_40[place], at_50[place]]) for place in (1, 2))]
+    calls = judge_group(rule, members, 0)
+    assert [(call.member, call.source and call.source.source_run) for call in calls] == [("a", source)]
+
+
+def test_ended_member_is_compared_with_but_not_copied() -> None:
+    """The only one of the top share has ended, so nobody copies; it counts as a sibling all the same."""
+    rule = GroupRule("pbt", fewest=2, ready_steps=EVERY, share=0.34)
+    members = [build("a", [1.0]), build("b", [2.0]), build("c", [3.0], is_live=False)]
+    assert list_called(rule, members) == []
+    assert list_called(rule, [*members[:2], build("c", [3.0])]) == ["a"]
+
+
+def test_median_is_that_of_the_others() -> None:
+    """The run's own mean, which is low, doesn't lower the median that it is compared with."""
+    assert list_called(GroupRule("median", fewest=1), build_all({"a": [-6.0, 3.0], "b": [4.0, 4.0]})) == ["a"]
+
+
+def test_rung_between_two_evals_takes_the_next_one() -> None:
+    """At the rung of step 15 runs are compared by their evals of step 20."""
+    rule = GroupRule("halving", fewest=1, first_rung=15, eta=2)
+    (call,) = judge_group(rule, build_all({"a": [9.0, 1.0], "b": [0.0, 2.0]}), 0)
+    assert (call.member, call.step, call.score, call.compared_with) == ("a", 15, 1.0, 2.0)
+    assert judge_group(rule, build_all({"a": [9.0], "b": [0.0, 2.0]}), 0) == []
+
+
+def test_scores_of_another_version_or_lineage_do_not_count() -> None:
+    """Of a run whose eval changed, or which is a copy, the scores from before are left out."""
+    rule = GroupRule("median", fewest=1)
+    steady = build("b", [5.0, 5.0, 5.0, 5.0])
+    for since, version in ((20, 0), (0, 1)):
+        scores = [Score(10, 9.0, 0.0), Score(20, 9.0, 0.0), Score(30, 1.0, 0.0, version), Score(40, 1.0, 0.0, version)]
+        assert list_called(rule, [GroupMember("a", Scores().add_scores(scores), since), steady]) == ["a"]
+
+
+def test_members_draw_independently() -> None:
+    """Two that lag draw from the same two sources, and not the same one each time."""
+    rule = GroupRule("pbt", fewest=1, ready_steps=EVERY, share=0.5)
+    members = build_all({"a": [1.0], "b": [2.0], "c": [8.0], "d": [9.0]})
+    drawn = set()
+    for seed in range(30):
+        sources = [call.source.source_run for call in judge_group(rule, members, seed) if call.source]
+        drawn.add("".join(sources))
+    assert drawn == {"cc", "cd", "dc", "dd"}
 
 
 @given(
@@ -381,18 +435,42 @@ def test_explored_value_stays_within_its_bounds(value: float | str, item: Hyperp
         assert item.high is None or found <= item.high
 
 
-def test_numeric_choice_moves_to_a_neighbor() -> None:
-    """From 2 of 1, 2, 4 it goes to 1 or to 4."""
-    rule = GroupRule(
-        "pbt", fewest=1, ready_steps=EVERY, share=0.5, hyperparameters={"x": Hyperparameter(choices=(1.0, 2.0, 4.0))}
-    )
-    members = [build("a", [1.0]), build("b", [2.0], hyperparameters={"x": 2.0})]
-    found = {
-        json.dumps(call.source and call.source.hyperparameters)
-        for s in range(20)
-        for call in judge_group(rule, members, s)
-    }
-    assert found == {'{"x": 1.0}', '{"x": 4.0}'}
+@pytest.mark.parametrize(
+    ("item", "value", "values"),
+    [
+        (Hyperparameter(choices=(1.0, 2.0, 4.0)), 2.0, {1.0, 4.0}),
+        (Hyperparameter(choices=(1.0, 2.0, 4.0)), 4.0, {2.0, 4.0}),
+        (Hyperparameter(choices=("a", "b", "c")), "b", {"a", "b", "c"}),
+        (Hyperparameter(factors=(0.5, 3.0)), 2.0, {1.0, 6.0}),
+        (Hyperparameter(factors=(0.5, 3.0), low=1.5, high=4.0), 2.0, {1.5, 4.0}),
+        (Hyperparameter(), "text", {"text"}),
+        (Hyperparameter(), None, {None}),
+    ],
+)
+def test_value_is_explored_by_factors_or_among_choices(
+    item: Hyperparameter, value: float | str | None, values: set[float | str | None]
+) -> None:
+    """Over many seeds these values are found, and no others; a number stays within the choices beside its own."""
+    assert explore(item, value) == values
+
+
+@pytest.mark.parametrize(("low", "high", "middle"), [(1e-5, 1e-1, 1e-3), (-1.0, 1.0, 0.0), (0.0, 4.0, 2.0)])
+def test_value_is_drawn_anew_from_the_whole_range(low: float, high: float, middle: float) -> None:
+    """Evenly, over orders of magnitude where the range is above zero; also where the source has no value."""
+    for value in (3 * middle, None):
+        found = explore(Hyperparameter(low=low, high=high, resample=1.0), value)
+        assert len(found) == 60
+        assert all(low <= float(item or 0) <= high for item in found)
+        assert 15 < sum(float(item or 0) < middle for item in found) < 45
+
+
+def explore(item: Hyperparameter, value: float | str | None) -> set[float | str | None]:
+    """What 60 seeds make of a source's value; None: it has none."""
+    rule = GroupRule("pbt", fewest=1, ready_steps=EVERY, share=0.5, hyperparameters={"x": item})
+    of_source: dict[str, float | str] = {} if value is None else {"x": value}
+    members = [build("a", [1.0]), build("b", [2.0], hyperparameters=of_source)]
+    calls = [call for seed in range(60) for call in judge_group(rule, members, seed)]
+    return {call.source.hyperparameters.get("x") for call in calls if call.source}
 
 
 @pytest.mark.parametrize(
