@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay import evaluations, mlflow_files, tensorboard_events, wandb_offline
-from evalstop_lab.replay.lines import STANDARD_INPUT, open_log, without_gz
-from evalstop_lab.replay.runs import STEPS, ReadErrors, Run, Runs
+from evalstop_lab.replay import mlflow_files, wandb_offline
+from evalstop_lab.replay.binary_logs import Evaluations, EventFiles
+from evalstop_lab.replay.rows import STANDARD_INPUT, STEPS, open_log, without_gz
+from evalstop_lab.replay.runs import ReadErrors, Run, Runs
 from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
 from evalstop_lab.report import new_table
 
@@ -41,7 +42,7 @@ _BY_SUFFIX: Mapping[str, Any] = {
     ".log": ConsoleLog,
     ".out": ConsoleLog,
     ".txt": ConsoleLog,
-    ".npz": evaluations,
+    ".npz": Evaluations,
     OFFLINE: wandb_offline,
 }
 
@@ -89,9 +90,9 @@ def name_kind(path: Path) -> str:
 def choose_reader(path: Path) -> Any:
     """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
     if EVENTS in path.name:
-        return tensorboard_events
+        return EventFiles
     if path.is_dir():
-        return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
+        return mlflow_files if mlflow_files.is_run(path) else EventFiles
     return _BY_SUFFIX.get(without_gz(path).suffix, JsonLines)
 
 

@@ -6,6 +6,8 @@ had no step, lines are counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.lines import read_lines
-from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs, add_row, parse_gpus, parse_step, parse_text_number
+from evalstop_lab.replay.rows import Number, add_rows, parse_gpus, parse_step, parse_text_number, read_lines
+from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
 
 LARGEST_META = 10_000
 """In characters. MLflow's files have some hundred; libyaml crashes on 100,000 nested levels."""
@@ -51,10 +53,9 @@ def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErr
     set_cost(run, meta.get("start_time"), meta.get("end_time"), _read_text(folder / "params" / "gpus"))
     params = {name: _read_text(folder / "params" / name) for name in LENGTH_NAMES}
     run.total_steps = find_total_steps(params) or find_total_steps(read_tags(folder)) or run.total_steps
-    metrics = list_metrics(folder, errors)
-    for _, column in roles.cells:
-        if column in metrics:
-            _read_metric(folder, column, f"{column}_stderr" in metrics, run, errors)
+    root = folder / "metrics"
+    read = partial(_read_values, root)
+    add_histories(run, list_metrics(folder, errors), read, parse_text_number, root.joinpath, errors)
 
 
 def name_run(name: object, run_id: str) -> str:
@@ -69,20 +70,27 @@ def set_cost(run: Run, started: object, ended: object, gpus: str) -> None:
     run.gpus = parse_gpus(gpus)
 
 
-def _read_metric(folder: Path, column: str, with_stderr: bool, run: Run, errors: ReadErrors) -> None:
-    path = folder / "metrics" / column
-    stderrs = (
-        dict(_read_values(folder / "metrics" / f"{column}_stderr", ReadErrors(strict=False))) if with_stderr else {}
-    )
-    for step, value in _read_values(path, errors):
-        try:
-            add_row(run, step, {column: value, f"{column}_stderr": stderrs.get(step)}, parse_text_number)
-        except ValueError as error:
-            errors.add(UnreadableInput(path, str(error)))
+def add_histories(
+    run: Run,
+    metrics: Collection[str],
+    read: Callable[[str, ReadErrors], Iterable[tuple[int, object]]],
+    number: Number,
+    locate: Callable[[str], Path | str],
+    errors: ReadErrors,
+) -> None:
+    """Add the metrics of the run that have a role. `read`: the steps and values of one; `locate`: where errors are."""
+    for _, column in run.roles.cells:
+        if column in metrics:
+            stderr_column = f"{column}_stderr"
+            stderrs = dict(read(stderr_column, ReadErrors(strict=False))) if stderr_column in metrics else {}
+            rows = (
+                (None, step, {column: value, stderr_column: stderrs.get(step)}) for step, value in read(column, errors)
+            )
+            add_rows(run, rows, number, locate(column), errors)
 
 
-def _read_values(path: Path, errors: ReadErrors) -> list[tuple[int, str]]:
-    values = []
+def _read_values(root: Path, metric: str, errors: ReadErrors) -> list[tuple[int, str]]:
+    path, values = root / metric, []
     for number, line in read_lines(path, errors):
         cells = line.split()
         try:

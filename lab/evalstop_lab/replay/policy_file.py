@@ -10,7 +10,7 @@ import yaml
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.runs import format_cell
+from evalstop_lab.replay.rows import format_cell
 
 LARGEST = 4 << 20
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from evalstop_lab.replay import ReadErrors, RequestedRoles
 from evalstop_lab.replay.folders import Findings
-from evalstop_lab.replay.runs import NO_METRICS
+from evalstop_lab.replay.rows import NO_METRICS
 from evalstop_lab.replay.sources import Log, add_source_options, choose_roles, get_requested_roles, list_logs
 from evalstop_lab.report import new_table
 

@@ -22,8 +22,9 @@ from evalstop_detectors import MetricRole, find_total_steps
 from evalstop_service.domain.run import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.mlflow_files import name_run, set_cost
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs, add_row, parse_gpus, parse_number, parse_step
+from evalstop_lab.replay.mlflow_files import add_histories, name_run, set_cost
+from evalstop_lab.replay.rows import add_rows, parse_gpus, parse_number, parse_step
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 TRIES = 4
 TIMEOUT_SECONDS = 30.0
@@ -132,20 +133,11 @@ class MlflowRun:
         gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
         run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
         set_cost(run, self.info.get("start_time"), self.info.get("end_time"), gpus)
-        for _, column in roles.cells:
-            if column not in self.metrics:
-                continue
-            stderr_column = f"{column}_stderr"
-            stderrs = (
-                dict(self._read_values(stderr_column, ReadErrors(strict=False)))
-                if stderr_column in self.metrics
-                else {}
-            )
-            for step, value in self._read_values(column, errors):
-                try:
-                    add_row(run, step, {column: value, stderr_column: stderrs.get(step)}, parse_number)
-                except ValueError as error:
-                    self._add_error(errors, error)
+        add_histories(run, self.metrics, self._read_values, parse_number, lambda _: self._place, errors)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.remote.url}, run {self.name}"
 
     def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
@@ -161,10 +153,7 @@ class MlflowRun:
             try:
                 yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
-                self._add_error(errors, error)
-
-    def _add_error(self, errors: ReadErrors, error: ValueError) -> None:
-        errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+                errors.add(UnreadableInput(self._place, str(error)))
 
 
 def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]:
@@ -248,15 +237,13 @@ class ServiceRun:
         started, ended = (datetime.fromisoformat(self.document[key] or self.document["updated_at"]) for key in _MOMENTS)
         run.seconds = max((ended - started).total_seconds(), 0.0)
         run.gpus = parse_gpus(str(self.document.get("labels", {}).get("gpus", "")))
-        for column in roles.columns.values():
-            for point in self._read_values(column):
-                if point["superseded_by"] is not None:
-                    continue
-                try:
-                    row = {column: point["value"], f"{column}_stderr": point["stderr"]}
-                    add_row(run, parse_step(point["step"]), row, parse_number)
-                except ValueError as error:
-                    errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+        rows = (
+            (None, point["step"], {column: point["value"], f"{column}_stderr": point["stderr"]})
+            for column in roles.columns.values()
+            for point in self._read_values(column)
+            if point["superseded_by"] is None
+        )
+        add_rows(run, rows, parse_number, f"{self.remote.url}, run {self.name}", errors)
 
     def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
         path = f"/api/v1/runs/{self.document['id']}/observations"

@@ -40,7 +40,8 @@ from evalstop_lab.replay.folders import (
     name_run,
     print_findings,
 )
-from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Run, Runs
+from evalstop_lab.replay.rows import NO_METRICS, STEPS
+from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
 
 

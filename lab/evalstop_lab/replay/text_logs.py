@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,23 @@ from evalstop_client.callbacks.arguments import is_plan_meant
 from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.lines import NumberedLines, open_log, read_lines, without_gz
-from evalstop_lab.replay.runs import (
+from evalstop_lab.replay.rows import (
     STEPS,
     TOTAL_STEPS,
-    ReadErrors,
-    Roles,
-    Runs,
+    NumberedLines,
+    Row,
     add_row,
+    add_rows,
     format_cell,
+    open_log,
     parse_number,
     parse_run_name,
     parse_step,
     parse_text_number,
+    read_lines,
+    without_gz,
 )
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 ROW = 'one row is {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}'
 
@@ -235,15 +238,7 @@ class TrainerState:
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         run, state = runs.run(name, roles), _load_state(path)
-        reached: object = None
-        for index, row in read_history(path, errors):
-            if "train_runtime" in row and state.get("best_model_checkpoint"):
-                break  # the training is over: what follows may measure the best model, which the trainer loads again
-            try:
-                reached = row.get(roles.step, reached if roles.step != "step" else None)
-                add_row(run, parse_step(reached), row, parse_number)
-            except ValueError as error:
-                errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
+        add_rows(run, _list_entries(path, roles.step, state, errors), parse_number, path, errors)
         run.stopped_early = _describe_early_stop(state)
         callbacks = state.get("stateful_callbacks")
         stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks
@@ -253,6 +248,15 @@ class TrainerState:
         run.doubts_plan = not is_plan_meant(is_constant=is_constant, stops_early=stops_early)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
+
+
+def _list_entries(path: Path, column: str, state: Mapping[str, Any], errors: ReadErrors) -> Iterator[Row]:
+    reached: object = None
+    for index, row in read_history(path, errors):
+        if "train_runtime" in row and state.get("best_model_checkpoint"):
+            return  # the training is over: what follows may measure the best model, which the trainer loads again
+        reached = row.get(column, reached if column != "step" else None)
+        yield f"entry {index} of log_history", reached, row
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:
@@ -343,11 +347,7 @@ class ConsoleLog:
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         run = runs.run(name, roles)
-        for number, step, row in _read_console(path, errors):
-            try:
-                add_row(run, parse_step(step), row, parse_text_number)
-            except ValueError as error:
-                errors.add(UnreadableInput(path, str(error), number))
+        add_rows(run, _read_console(path, errors), parse_text_number, path, errors)
 
 
 def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.runs import MOST_GPUS, TOTAL_STEPS, ReadErrors, Roles, Runs, add_row, parse_number, parse_step
+from evalstop_lab.replay.rows import MOST_GPUS, TOTAL_STEPS, Row, add_rows, parse_number
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 BLOCK = 32 * 1024
 _HEADER = struct.Struct("<IHB")  # checksum, length, kind
@@ -55,16 +56,17 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     run = runs.run(history["name"] or name, roles)
     run.gpus = history["gpus"]
     run.total_steps = find_total_steps(history["params"]) or run.total_steps
-    reached: object = None
-    for index, row in enumerate(history["rows"]):
-        try:
-            reached = row.get(roles.step, reached)
-            if reached is not None:
-                add_row(run, parse_step(reached), {**row, "gpus": None, TOTAL_STEPS: None}, parse_number)
-        except ValueError as error:
-            errors.add(UnreadableInput(path, f"row {index} of the history: {error}"))
+    add_rows(run, _list_rows(history["rows"], roles.step), parse_number, path, errors)
     if truncation is not None:
         errors.warn(truncation)
+
+
+def _list_rows(rows: Sequence[Mapping[str, Any]], column: str) -> Iterator[Row]:
+    reached: object = None
+    for index, row in enumerate(rows):
+        reached = row.get(column, reached)
+        if reached is not None:
+            yield f"row {index} of the history", reached, {**row, "gpus": None, TOTAL_STEPS: None}
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values

@@ -14,7 +14,7 @@ from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay import wandb_offline
-from evalstop_lab.replay.lines import LONGEST_LINE
+from evalstop_lab.replay.rows import LONGEST_LINE
 from evalstop_lab.replay.runs import ReadErrors
 from evalstop_lab.replay.sources import read_runs
 from hypothesis import given

@@ -1,0 +1,248 @@
+"""Reads the numbered lines of a file, and adds the cells of rows to runs."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from evalstop_detectors import MetricRole
+
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay.runs import MAX_STEP, ReadErrors, Run, Series
+
+LONGEST_LINE = 1 << 20
+STANDARD_INPUT = Path("-")
+
+
+def without_gz(path: Path) -> Path:
+    """The name of what a gzipped file holds; other paths as they are."""
+    return path.with_suffix("") if path.suffix == ".gz" else path
+
+
+def open_log(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
+    """Yield each nonblank line with its number, from 1; invalid text is reported to `errors`."""
+    errors = errors or ReadErrors()
+    try:
+        with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else open_log(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
+                    errors.add(UnreadableInput(path, problem, number))
+                    return  # a file without line breaks is not text
+                if line.isspace():
+                    continue
+                try:
+                    yield number, _decode_line(path, number, line)
+                except UnreadableInput as error:
+                    errors.add(error)
+    except OSError as error:
+        errors.add(UnreadableInput(path, f"{error.strerror or error}; give a readable file"))
+    except (EOFError, zlib.error) as error:
+        errors.warn(UnreadableInput(path, f"its compression ends early or is damaged; all before is read ({error})"))
+
+
+class NumberedLines:
+    """The lines of a file for a reader that counts rows; `number` is that of the last line read."""
+
+    def __init__(self, path: Path, errors: ReadErrors | None = None) -> None:
+        self.number = 0
+        self._lines = read_lines(path, errors)
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in self._lines:
+            self.number = number
+            yield line
+
+
+def _rewind_standard_input() -> BinaryIO:
+    """Standard input from its start; a pipe is copied to disk first."""
+    if not sys.stdin.seekable():
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        sys.stdin = io.TextIOWrapper(copy)
+    sys.stdin.buffer.seek(0)
+    return sys.stdin.buffer
+
+
+def _decode_line(path: Path, number: int, line: bytes) -> str:
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableInput(
+            path, f"byte {error.start + 1} is not valid UTF-8; give a text file in UTF-8", number
+        ) from error
+    if "\0" in text:
+        raise UnreadableInput(path, "it has NUL bytes; give a text file in UTF-8", number)
+    return text
+
+
+NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+
+
+Number = Callable[[Any, str], float | None]
+"""Parses a cell of this column; None for an empty one."""
+
+STEPS = (
+    *("step", "train/global_step", "trainer/global_step", "global_step", "time/total_timesteps", "current_steps"),
+    *("_step", "Step", "epoch"),
+)
+"""Columns that count steps, in order of preference; W&B's own `_step` counts calls of its logger. Epochs count where
+nothing else does, as in Ultralytics' results.csv."""
+
+SECONDS = ("seconds", "_runtime")
+"""Columns with the seconds since the start of the run."""
+
+MOST_GPUS = 1_000_000
+"""Larger numbers are errors, which would dominate all costs."""
+
+TOTAL_STEPS = "total_steps"
+"""A column with the planned number of steps of its run, in any of its rows."""
+
+NO_METRICS = frozenset({"run", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
+
+
+def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
+    """Add the values of one row to the run; `number` parses a cell. Returns the number of added values."""
+    added = 0
+    combined = run.roles.combined
+    for role, column in run.roles.cells:
+        cell = row.get(column)
+        if cell is None or (value := number(cell, column)) is None:
+            continue
+        stderr = row.get(f"{column}_stderr")
+        error = None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role)
+        if combined and column in combined:
+            run.parts.setdefault(column, Series()).add(step, value, error)
+        else:
+            run.add(role, step, value, error)
+        added += 1
+        if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
+            run.eval_versions[step] = str(version)
+    for column in SECONDS:
+        if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
+            run.seconds = max(run.seconds or 0.0, _check_cost(seconds, column))
+    if (cell := row.get(TOTAL_STEPS)) not in (None, "", run.total_steps):
+        run.total_steps = parse_total_steps(cell)
+    if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
+        run.gpus = _check_cost(gpus, "gpus")
+    return added
+
+
+Row = tuple[int | str | None, object, Mapping[str, Any]]
+"""The place of a row in its log (a line, or the words that an error begins with), its step, and its cells."""
+
+
+def add_rows(run: Run, rows: Iterable[Row], number: Number, log: Path | str, errors: ReadErrors) -> None:
+    """Add the values of rows to the run; those that cannot be read are errors of the log."""
+    for place, step, row in rows:
+        try:
+            add_row(run, parse_step(step), row, number)
+        except ValueError as error:
+            line = place if isinstance(place, int) else None
+            errors.add(UnreadableInput(log, f"{place}: {error}" if isinstance(place, str) else str(error), line))
+
+
+def parse_number(cell: object, column: str) -> float | None:
+    """Parse a JSON value: a number, null, or the name of a non-finite number."""
+    if cell is None:
+        return None
+    if type(cell) is float:
+        return cell
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return float(cell) if abs(cell) < 2**1023 else _refuse_number(cell, column)
+    if isinstance(cell, str) and cell.lower() in NOT_FINITE:
+        return NOT_FINITE[cell.lower()]
+    return _refuse_number(cell, column)
+
+
+def parse_text_number(cell: str, column: str) -> float | None:
+    """Parse a text cell: a number, nan, inf, or empty."""
+    text = cell.strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return _refuse_number(cell, column)
+
+
+def check_stderr(value: float | None, role: MetricRole) -> float | None:
+    """Check a standard error; NaN counts as missing."""
+    if value is None or math.isnan(value):
+        return None
+    if value < 0 or math.isinf(value):
+        raise ValueError(
+            f"the standard error of {role} is {value:g}; give a finite number of at least 0, or leave it out"
+        )
+    return value
+
+
+def parse_step(cell: object) -> int:
+    """Parse a step: an integer, also as 10.0 or as text."""
+    if type(cell) is int and 0 <= cell <= MAX_STEP:
+        return cell
+    number = cell
+    if isinstance(cell, str):
+        number = int(cell) if cell.strip().isdecimal() else parse_text_number(cell, "step")
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
+        return number
+    raise ValueError(f"the step is {format_cell(cell)}; give a whole number from 0 to 2**53 - 1")
+
+
+def parse_total_steps(cell: object) -> int:
+    """Parse the planned length of a run: a positive integer."""
+    try:
+        steps = parse_step(cell)
+    except ValueError:
+        steps = 0
+    if steps < 1:
+        raise ValueError(
+            f"{TOTAL_STEPS} is {format_cell(cell)}; give a whole number from 1 to 2**53 - 1, or leave it out"
+        )
+    return steps
+
+
+def parse_gpus(text: str) -> float | None:
+    """Parse a label, parameter or tag `gpus`; None if it is not a number of GPUs."""
+    gpus = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
+    return gpus if 0 <= gpus <= MOST_GPUS else None
+
+
+def parse_run_name(cell: object) -> str:
+    """Parse the name of a run: text or an integer."""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if isinstance(cell, str) and cell:
+        return cell
+    raise ValueError(f"the run is {format_cell(cell)}; give its name as text")
+
+
+def _check_cost(value: float, column: str) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{column} is {value:g}; give a finite number of at least 0, or leave it out")
+    return value
+
+
+def format_cell(cell: object) -> str:
+    """The cell for a message, shortened and escaped."""
+    text = ascii(cell)
+    return "missing" if cell is None else text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse_number(cell: object, column: str) -> float:
+    raise ValueError(f"{column} is {format_cell(cell)}; give a number, NaN, Infinity or -Infinity, or leave it out")
