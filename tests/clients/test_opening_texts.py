@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from evalstop_client import ConfigurationError, Run
-from evalstop_service.domain.run import find_objection
+from evalstop_service.domain.labels import find_objection
 from evalstop_service.settings import Settings
 from evalstop_service.web.api.runs import RunIn
 from hypothesis import example, given

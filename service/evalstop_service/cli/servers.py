@@ -176,13 +176,12 @@ def _serve(
         proxy_headers=False,  # the application handles them
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=10,
-        h11_max_incomplete_event_size=65536,
     )
     server = _Server(config, ready, application.state.context.shutdown)
     faulthandler.enable()  # a crash in C code leaves a traceback in the log
     sys.setswitchinterval(SWITCH_SECONDS)
     # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing. Requests
-    # for pages and commands leave cycles behind, of which 100,000 objects would stop all threads for 0.1 s.
+    # for pages and commands leave cycles behind: to collect 100,000 such objects would stop all threads for 0.1 s.
     gc.freeze()
     gc.set_threshold(5_000, 50, 1000)
     server.run([listening])
@@ -251,7 +250,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # a trailer, of which there may be any number, and with which no proxy reckons
+        if not self._in_head:  # a trailer: there may be any number, and no proxy expects them
             return
         if b"\\" in value and name.lower() == b"cookie":  # slow to unquote, and none of the service's own has one
             value = b";".join(cookie for cookie in value.split(b";") if b"\\" not in cookie)

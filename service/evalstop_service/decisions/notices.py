@@ -14,8 +14,8 @@ from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.domain import metric_rules
 from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.metric_rules import MetricRule, RuleBreach, RuleKind
-from evalstop_service.domain.run import read_gpus
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.store import observations, projects, run_lists, runs

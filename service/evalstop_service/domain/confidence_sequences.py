@@ -44,7 +44,7 @@ from msgspec import Struct
 from evalstop_service.domain.fields import doc
 
 ALPHA = 0.05
-"""The share of histories in which an interval may ever miss the rate."""
+"""The share of histories whose interval may ever miss the rate."""
 
 _LEAST, _ROUNDS, _TOLERANCE = -60.0, 100, 1e-9
 """Of the search for an end: the first logarithm, the most steps, and the excess at which it ends."""

@@ -35,9 +35,16 @@ class Rule:
         return {**handler(schema), **self.keywords}
 
 
+def remove_controls(text: str, kept: str = "") -> str:
+    """The text without lone surrogates and control characters other than those kept: databases refuse some of them."""
+    if text.isprintable():
+        return text
+    return "".join(sign for sign in text if sign in kept or unicodedata.category(sign) not in ("Cc", "Cs"))
+
+
 def check_text(text: str) -> str:
     """The text; raises ValueError when it holds characters that cannot be displayed or stored."""
-    if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in text):
+    if remove_controls(text, "\n\t") != text:
         raise ValueError("it must not contain control characters or unpaired surrogates")
     return text
 

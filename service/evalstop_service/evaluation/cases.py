@@ -26,8 +26,9 @@ from msgspec import structs
 
 from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
+from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.outcome import Turn
-from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version, read_gpus
+from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies

@@ -58,7 +58,7 @@ IMPORT_AFTER_SECONDS = 10.0
 _PENALTY = 3.0  # times ln n, per knot, in units of the noise's variance
 _SIGNIFICANT = 3.0  # standard errors; the least fall of the eval score
 _SHARE = 0.1  # of the gain; the least fall
-_LIKELY = 3.84  # variances of the noise by which a 95 % interval of a border may raise the squared misfit
+_LIKELY = 3.84  # a 95 % interval of a border may raise the squared misfit by so many variances of the noise
 _NEAR = 3.0  # standard errors; a smoothed score within them is as high as another: covers the peak nine times in ten
 
 Floats = NDArray[np.float64]
@@ -151,7 +151,7 @@ def find_segments(scores: Sequence[Score]) -> list[EvalSegment]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Finite scores, thinned, as `values` from the first one on in a unit in which squares neither overflow nor vanish.
+    """Finite scores, thinned, as `values` from the first one on; their unit keeps squares from overflow and from 0.
 
     `steps`: of each value. `origin`: the first score in this unit. `sd`: the noise of a value.
     """
@@ -248,7 +248,7 @@ def _move_knot(values: Floats, knots: Places, index: int) -> tuple[range, Floats
 
 
 def _around(at: int, smoothed: Smoothed, span: float) -> tuple[int, int]:
-    """The range around the turn in which the smoothed scores are as high, up to their errors."""
+    """The range around the turn where the smoothed scores are as high, up to their errors."""
     mean = smoothed.mean
     lower = np.flatnonzero(mean < mean[at] - _NEAR * smoothed.stderr - 1e-6 * span)
     before, after = lower[lower < at], lower[lower > at]

@@ -102,7 +102,7 @@ class GroupFigures:
 
 
 _Strata = dict[float, dict[str, int]]
-"""Cases by the probability with which they could be observed, and outcome."""
+"""Cases by the probability that they could be observed, and by outcome."""
 
 
 @dataclass
@@ -216,9 +216,9 @@ def _count_by_detector(
 ) -> tuple[list[CaseCount], _Panels]:
     """The cases of each detector, called or silent.
 
-    1. Count the cases in which nobody stopped the run: after a stop nobody sees whether the detector would have called.
+    1. Count the cases where nobody stopped the run: after a stop nobody sees whether the detector would have called.
        A case that was held out with the probability p represents 1/p cases.
-    2. Count the cases in which a detector called rightly or wrongly; in all others of its policies it was
+    2. Count the cases where a detector called rightly or wrongly; in all others of its policies it was
        silent, rightly if the run is healthy.
     """
     split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]

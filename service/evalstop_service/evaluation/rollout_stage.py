@@ -58,7 +58,7 @@ _MOST_FORECAST = 100_000
 
 @dataclass(frozen=True)
 class Move:
-    """The stage to which a policy moves, and why."""
+    """The stage that a policy moves to, and why."""
 
     stage: Stage
     reason: str

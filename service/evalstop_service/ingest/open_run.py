@@ -18,8 +18,9 @@ from evalstop_detectors import NOTHING_SEEN, find_total_steps
 from msgspec.structs import replace
 
 from evalstop_service.decisions import transitions
+from evalstop_service.domain.labels import find_job_key, find_objection, list_job_changes
 from evalstop_service.domain.quotas import Quota
-from evalstop_service.domain.run import MOST_CHANGES, EvalChange, find_job_key, find_objection, list_job_changes
+from evalstop_service.domain.run import MOST_CHANGES, EvalChange
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases

@@ -42,7 +42,7 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:
-    """The faults of the metrics on which the policy of each run may stop it."""
+    """The faults of the metrics that the policy of each run may stop it on."""
     needed = {run.id: _find_needed_metrics(run, policy) for run, policy in judged}
     readings = run_details.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     begun_at = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
@@ -56,7 +56,7 @@ def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) ->
 
 
 def _find_needed_metrics(run: Run, policy: Policy) -> dict[str, bool]:
-    """The metrics on which the run may be stopped, and whether each is required: the eval always, others if the trainer
+    """The metrics that the run may be stopped on, and whether each is required: the eval always, others if the trainer
     named them."""
     is_declared = run.metrics != DEFAULT_METRICS
     return {

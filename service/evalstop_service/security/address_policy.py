@@ -3,8 +3,8 @@
 The check at connect time is decisive (`webhooks.delivery.send`), so a name that later resolves to another address
 does not bypass it. The check when an endpoint is created only warns early.
 
-An address may embed another one to which a router may forward: IPv4-mapped, NAT64, 6to4, Teredo. All of them must be
-allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
+An address may embed another one, and a router may forward to that: IPv4-mapped, NAT64, 6to4, Teredo. All of them must
+be allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Grant(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Grants:
-    """All grants, and the claim in which the provider lists the groups of a person."""
+    """All grants, and the claim that lists the groups of a person."""
 
     entries: tuple[Grant, ...]
     groups_claim: str = "groups"

@@ -45,7 +45,7 @@ _SET_UP_POOLED = "SET timezone TO 'UTC'; SET datestyle TO 'ISO'"
 """What a pooler sets again in each session that it uses for this client."""
 
 # JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. A role
-# or database may default to another isolation level, at which concurrent inserts fail instead of waiting. The server
+# or database may default to another isolation level, where concurrent inserts fail instead of waiting. The server
 # gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
 _SET_UP = "; ".join(
     [_SET_UP_POOLED, "SET jit TO off", "SET default_transaction_isolation TO 'read committed'"]
@@ -53,7 +53,7 @@ _SET_UP = "; ".join(
 )
 
 _COMMAND_SECONDS = 30.0
-"""Timeout of a statement on an event loop, by which a lost server is noticed there."""
+"""Timeout of a statement on an event loop, so that a lost server is noticed there."""
 
 _BOTH_DRIVERS = {
     *("host", "port", "user", "password", "passfile", "dbname", "service", "options", "application_name", "krbsrvname"),

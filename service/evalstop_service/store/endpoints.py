@@ -94,7 +94,7 @@ def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 
 
 def load_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
-    """Like `load_endpoint`; raises NotFound also for an endpoint to which workers send."""
+    """Like `load_endpoint`; raises NotFound also if workers send to the endpoint."""
     endpoint = find_endpoint(tx, project_id, endpoint_id)
     is_pulled = endpoint is not None and endpoint.url.startswith(PULL_PREFIX)
     return require(endpoint if is_pulled else None, f"pull endpoint {endpoint_id} in this project")

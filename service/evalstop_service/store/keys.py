@@ -67,7 +67,7 @@ def create_key(
 
 
 def generate_secret() -> str:
-    """A new secret: the prefix, 256 random bits, and a checksum by which malformed keys are recognized."""
+    """A new secret: the prefix, 256 random bits, and a checksum, which tells malformed keys."""
     random = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
     return PREFIX + random + _compute_checksum(random)
 

@@ -130,7 +130,7 @@ def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID
 def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.ColumnElement[str]:
     """A member of a JSON object of texts; NULL if it has none."""
     if tx.dialect.name == "sqlite":
-        # The key is compared with the stored text, in which Python's json module has escaped other letters than ASCII.
+        # The key is compared with the stored text, where Python's json module has escaped other letters than ASCII.
         return sa.func.json_extract(column, f"$.{json.dumps(key)}", type_=sa.Text)
     return column.op("->>", return_type=sa.Text())(key)
 

@@ -374,7 +374,7 @@ FROM observations AS o
 WHERE {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
 """
 
-# Subqueries, not a join: for that PostgreSQL may read all observations, of which it expects too many for each metric.
+# Subqueries, not a join: PostgreSQL expects too many observations of each metric, and may then read them all.
 _LATEST = write_statements(
     f"""{_ENDS}
 SELECT ended.number, ended.metric, (SELECT count(*) {_OF_ENDED}), ended.step,

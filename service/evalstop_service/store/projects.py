@@ -19,13 +19,9 @@ def add_project(tx: Transaction, project: Project) -> bool:
 
 def update_project(tx: Transaction, project: Project) -> None:
     """Store a project's changed settings."""
-    tx.execute(
-        projects.update()
-        .where(projects.c.id == project.id)
-        .values(
-            {name: value for name, value in vars(project).items() if name not in ("id", "name", "created_at", "seed")}
-        )
-    )
+    fixed = ("id", "name", "created_at", "seed")
+    settings = {name: value for name, value in vars(project).items() if name not in fixed}
+    tx.execute(projects.update().where(projects.c.id == project.id).values(settings))
 
 
 def lock_project(tx: Transaction, project_id: UUID) -> Project:

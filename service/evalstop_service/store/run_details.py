@@ -44,7 +44,7 @@ from evalstop_service.store.tables.runs import VerdictChange as VerdictChange
 class RunDetails(NamedTuple):
     """A run, and what is stored beside its row.
 
-    `resumed_from`: the step from which its current attempt was resumed; None for the first. `health`: None before the
+    `resumed_from`: the step that its current attempt was resumed from; None for the first. `health`: None before the
     first check. `params`: those that MLflow clients logged.
     """
 

@@ -80,7 +80,7 @@ def list_runs(tx: Transaction, project_id: UUID, run_filter: RunFilter = RunFilt
 
 
 class ListedVerdict(NamedTuple):
-    """The columns by which a run is ranked."""
+    """What a run is ranked by."""
 
     run_id: UUID
     name: str
@@ -204,10 +204,10 @@ TO_DECIDE = (
     DecisionState.ON_HOLD,
     DecisionState.PARKED,
 )
-"""The states of a decision in which a person may have to act, most urgent first."""
+"""A person may have to act on decisions in these states, most urgent first."""
 
 AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
-"""The states in which the scheduler has to act."""
+"""The scheduler has to act on decisions in these states."""
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
-from evalstop_service.domain.run import (
-    BestCheckpoint,
-    Call,
-    ChangePoint,
-    FirstCall,
-    JobPart,
-    RawMaximum,
-    Verdict,
-    find_job_part,
-    read_gpus,
-)
+from evalstop_service.domain.labels import JobPart, find_job_part, read_gpus
+from evalstop_service.domain.run import BestCheckpoint, Call, ChangePoint, FirstCall, RawMaximum, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
@@ -171,7 +162,7 @@ def _with_counts(*, has_decision: bool, checkpoint_count: int, **columns: Any) -
 
 
 def save_changes(tx: Transaction, before: Run, run: Run) -> None:
-    """Store every column in which a run, which is locked, differs from `before`: at least its version."""
+    """Store the columns of a locked run that differ from `before`: at least its version."""
     names = [column.name for column in runs.c if getattr(run, column.name) != getattr(before, column.name)]
     tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
     if _copy_of(run) != _copy_of(before):

@@ -131,7 +131,7 @@ WHERE value {_IS_FINITE}
 ORDER BY 1, 2
 """  # noqa: S608
 
-# On PostgreSQL LATERAL with OFFSET: a join may read all observations, of which it expects too many for each metric.
+# On PostgreSQL LATERAL with OFFSET: it expects too many observations of each metric, and may read all for a join.
 _SEGMENTS = write_statements(
     _SEGMENTS_OF % f"LATERAL (SELECT o.step, o.value {_OF_BOUNDS} OFFSET 0) AS o WHERE",
     *(sa.column("step", sa.BigInteger), sa.column("lowest", sa.Double), sa.column("highest", sa.Double)),

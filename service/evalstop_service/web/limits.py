@@ -189,7 +189,7 @@ class Limits:
 
     @property
     def authentication(self) -> CapacityLimiter:
-        """The threads in which the sender of the current request is identified.
+        """The threads that identify the sender of the current request.
 
         Requests with invalid keys take none from the routes, and only other decisions take those of decisions.
         """

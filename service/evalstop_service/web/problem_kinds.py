@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from enum import Enum
 
 PATH = "/problems"
@@ -89,20 +88,3 @@ class ProblemKind(Enum):
     def uri(self) -> str:
         """The URI of its explanation: the `type` of RFC 9457."""
         return f"{PATH}#{self.code}"
-
-
-def render_page() -> str:
-    """The page that lists all kinds."""
-    items = "".join(
-        f'<dt id="{kind.code}"><code>{kind.code}</code>: {html.escape(kind.title)}</dt><dd>{_as_html(kind.advice)}</dd>'
-        for kind in ProblemKind
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Problems · EvalStop</title></head>'
-        f"<body><h1>Problems</h1><p>What <code>code</code> in an answer means.</p><dl>{items}</dl></body></html>"
-    )
-
-
-def _as_html(text: str) -> str:
-    parts = html.escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))

@@ -17,7 +17,7 @@ from evalstop_detectors import InvalidPolicy
 from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -36,7 +36,7 @@ from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
 from evalstop_service.store.faults import Fault, find_fault
-from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
+from evalstop_service.web.problem_kinds import ProblemKind
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -45,7 +45,7 @@ CHOICES = frozenset({"~one", "~other"})
 
 MOST_ERRORS = 100
 LONGEST_COMPARED = 100
-"""The longest word, in characters, for which a similar one is looked up: that takes 0.1 s per MiB."""
+"""Nothing similar is looked up for a longer word, in characters: that would take 0.1 s per MiB."""
 
 PLAIN_TEXTS = {
     "extra_forbidden": "there is no such field",
@@ -133,10 +133,6 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(error_type, _handle_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _invalid_body)
-
-    @app.get(PATH, include_in_schema=False)
-    def show_kinds() -> HTMLResponse:
-        return HTMLResponse(render_page(), headers={"Content-Security-Policy": "default-src 'none'"})
 
 
 def count_refusal(request: Request, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """Limits a key, and a project, to half of the processor while others send requests too, and lets theirs go first.
 
-All requests of a process share one interpreter: one event loop, on which observations are decoded, applied and
-answered, and threads that take turns with it. A key that always has some in progress would fill it, and every request
-of others would wait behind them. While nobody else sends requests, a key may use all of it, at no cost.
+All requests of a process share one interpreter: one event loop, which decodes, applies and answers observations, and
+threads that take turns with it. A key that always has some in progress would fill it, and every request of others would
+wait behind them. While nobody else sends requests, a key may use all of it, at no cost.
 
 Accounting  Posts of observations by processor sharing: while n of them are in progress, each costs one n-th of the time
             that the loop's thread computes. Every other request costs `ROUTE_MS`, and the time of its threads. Waiting

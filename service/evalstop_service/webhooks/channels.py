@@ -39,7 +39,7 @@ class Format(StrEnum):
 def render_body(endpoint_format: str, body: str, act_url: str | None = None) -> str:
     """The body of an event in the format of an endpoint.
 
-    `act_url`: the page on which people can veto the stop; only messages about a pending stop hold it.
+    `act_url`: the page where people can veto the stop; only messages about a pending stop hold it.
     """
     return _RENDER[endpoint_format](body, act_url)
 

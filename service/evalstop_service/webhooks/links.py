@@ -1,5 +1,4 @@
-"""Links from events to the pages of runs and policies, and links by which people act, added when an event is sent.
-Pure."""
+"""Links added to an event when it is sent: to the page of its run or policy, and for people to act on a stop. Pure."""
 
 from __future__ import annotations
 

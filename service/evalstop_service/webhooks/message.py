@@ -50,7 +50,7 @@ class Message:
     """Texts of one line each. The headline is `before`, the name of the run or policy, and `after`.
 
     `details`: names and texts. `context`: project and time. `url`: the page of the run or policy, if known.
-    `act_url`: the page on which the stop can be vetoed, if it can be.
+    `act_url`: the page where people can veto the stop, if they can.
     """
 
     before: str

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.domain.decision_lifecycle import DecisionState, Undone
-from evalstop_service.domain.run import read_gpus
+from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.statuses import DecisionOutcome, RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run

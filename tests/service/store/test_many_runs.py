@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.run import Call, RunDescription, read_gpus
+from evalstop_service.domain.labels import read_gpus
+from evalstop_service.domain.run import Call, RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.store import ingest, observations, run_details, run_lists, runs, series, tables

@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True):
     def length_known(self) -> bool:
         """Whether the planned length is known: decisions are then faster.
 
-        A plan that the run exceeds, or of which it completed in half, is probably in another unit than its steps.
+        A run that exceeds its plan, or completes within half of it, probably has steps of another unit than the plan.
         """
         if self.total_steps is None or self.last_step is None:
             return self.total_steps is not None
@@ -246,7 +246,7 @@ class EvalRequest(msgspec.Struct, frozen=True):
 
     @property
     def seed(self) -> int:
-        """The seed from which both evaluations draw their prompts."""
+        """Both evaluations draw their prompts with this seed."""
         return self.id.int & 0x7FFF_FFFF
 
     def is_open(self, now: datetime) -> bool:

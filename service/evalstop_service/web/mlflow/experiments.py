@@ -158,7 +158,7 @@ def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, root:
 
 
 def find_references(tx: Transaction, project_id: UUID, experiment_ids: Sequence[str]) -> list[UUID | None]:
-    """The values by which rows refer to these experiments. As in MLflow an unknown one has no rows, and raises
+    """What rows have in place of these experiments. As in MLflow an unknown one has no rows, and raises
     MlflowError only if it is no number."""
     for experiment_id in experiment_ids:
         if not re.fullmatch(r"[0-9]+", experiment_id, re.ASCII):

@@ -9,7 +9,6 @@ are ignored.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,8 +17,9 @@ from uuid import UUID
 from evalstop_detectors.roles.params import EVAL_TAG
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json
 
-from evalstop_service.domain.run import MOST_LABEL_BYTES, count_bytes
-from evalstop_service.domain.run import MOST_LABELS as MOST_LABELS
+from evalstop_service.domain.fields import remove_controls
+from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
+from evalstop_service.domain.labels import MOST_LABELS as MOST_LABELS
 from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
 from evalstop_service.store.mlflow import USER as USER
 from evalstop_service.store.mlflow import Clause, Order, Search
@@ -30,7 +30,7 @@ from evalstop_service.web.mlflow.protocol import invalid_parameter
 EXPERIMENT = "mlflow.experiment"
 PRESET = "evalstop.preset"
 OBEYED = "evalstop.obeyed"
-"""The decision because of which the trainer ends the run."""
+"""The tag with the id of the decision that the trainer obeys when it ends the run."""
 OWN = "evalstop."
 CHECKPOINT = "evalstop.checkpoint."
 """A tag `evalstop.checkpoint.STEP` has the URI of the checkpoint of that step."""
@@ -298,7 +298,7 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 _KEY = re.compile(r"[^\"`\\]+")
-"""What a key may consist of: others could end the path by which SQLite finds a member of a document."""
+"""What a key may consist of: SQLite finds a member of a document by its path, which other characters could end."""
 
 _KINDS = {
     **dict.fromkeys(("attribute", "attributes", "attr", "run"), "attributes"),
@@ -397,8 +397,4 @@ def _refuse_filter(text: str) -> Exception:
 
 def clean_text(text: str) -> str:
     """The text without control characters and lone surrogates, which cannot be stored."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character for character in text if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
-    )
+    return remove_controls(text, "\n\t")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi.responses import RedirectResponse
 
+from evalstop_service.domain.fields import remove_controls
 from evalstop_service.errors import Invalid
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.observations import MAX_STEP
@@ -17,14 +17,9 @@ from evalstop_service.web.pages.sign_in import safe_path
 LONGEST_LINE = 1000
 
 
-def remove_control_characters(text: str) -> str:
-    """The text without control characters and lone surrogates, which PostgreSQL refuses in part."""
-    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs"))
-
-
 def clean_text(text: str) -> str:
     """The text without control characters and surrounding blanks."""
-    return remove_control_characters(text).strip()
+    return remove_controls(text).strip()
 
 
 def parse_reason(text: str) -> str:
@@ -54,9 +49,9 @@ def parse_step(text: str) -> int | None:
 
 def select_cases(policy: str, job_kind: str, since: datetime | None = None) -> CaseFilter:
     """The cases of NAME or NAME@VERSION, and of a job kind; an empty text selects all."""
-    name, _, version = remove_control_characters(policy).partition("@")
+    name, _, version = remove_controls(policy).partition("@")
     number = int(version) if version.isascii() and version.isdigit() and len(version) < 10 else None
-    kind = remove_control_characters(job_kind) or None
+    kind = remove_controls(job_kind) or None
     return CaseFilter(policy=name or None, version=number, job_kind=kind, since=since)
 
 

@@ -143,7 +143,7 @@ def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLRes
 
 
 def send_json(document: Any) -> Response:
-    """Data for a script, in which values that are not finite are null."""
+    """Data for a script; values that are not finite become null."""
     return Response(msgspec.json.encode(document), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Adds the pages to the app, and the 404 page for browsers; API and MLflow clients get errors in their own formats."""
+"""Adds the pages to the app, and for browsers the 404 page; API and MLflow clients get errors in their own formats."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, run_actions
 from evalstop_service.web.pages.visitor import OpenId, Site, Streams
+from evalstop_service.web.problem_kinds import PATH, ProblemKind
 
 PAGES = (
     *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet),
@@ -51,7 +52,14 @@ class _BrowserRoute(PageRoute):
         return super().matches(scope)
 
 
+_problems = APIRouter(route_class=PageRoute)
 _not_found = APIRouter(route_class=_BrowserRoute)
+
+
+@_problems.get(PATH)
+def show_problem_kinds() -> Response:
+    """What each code of a problem means, and what to do about it."""
+    return render_page("problems.html", visitor=None, kinds=ProblemKind)
 
 
 @_not_found.get("/{path:path}")
@@ -66,7 +74,7 @@ def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId 
     app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
     static_files.install(app)
     app.router.routes.extend(route for page in PAGES for route in page.router.routes)
-    app.router.routes.extend(_not_found.routes)  # last, because it matches any path
+    app.router.routes.extend([*_problems.routes, *_not_found.routes])  # last, because it matches any path
 
 
 def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:

@@ -34,7 +34,7 @@ CELLS = noise.WINDOW
 """Cells of a strip: as many as the noise estimate uses."""
 
 LEVELS = (2.0, 4.0, 8.0, 16.0)
-"""Distances below the best so far, in standard deviations, at which a cell takes the next color."""
+"""A cell takes the next color so far below the best, in standard deviations."""
 
 _SUPPOSED = {Call.STOP: 1.0, Call.SUSPECT: 0.5, Call.CONTINUE: 0.0}
 

@@ -248,7 +248,7 @@ def try_policy(
     detector: Annotated[str, Form(max_length=100)] = "",
     version: Annotated[int | None, Form(ge=1, le=2**31 - 1)] = None,
 ) -> Response:
-    """Backtest the document on the newest ended runs; `detector`: that of a version in which this detector decides."""
+    """Backtest the document on the newest ended runs; `detector`: first let only this one decide."""
     if detector:
         with site.database.reading() as tx:
             stored = policies.load_version(tx, visitor.project.id, name, version)
@@ -264,7 +264,7 @@ def try_policy(
 
 
 def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
-    """A policy in which only this detector can stop a run, and the detectors that could observe; raises NotFound."""
+    """The policy, changed so that only this detector can stop a run and the others observe; raises NotFound."""
     named = dict(name_members(document))
     if detector not in named:
         raise NotFound

@@ -180,7 +180,7 @@ def _list_choices(versions: Mapping[str, int], chosen: str) -> dict[str, str]:
 
 
 def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector: str, **chosen: str) -> str:
-    """The address of the cases in which a detector called: with an `outcome`, or while another one was `silent`."""
+    """The address of the cases where a detector called: with an `outcome`, or while another one was `silent`."""
     of_version = {"policy": panel.policy, "version": panel.version, "detector": detector}
     parameters = figures.filter_to_query(case_filter) | of_version | chosen
     return visitor.link(f"/cases?{urlencode(parameters)}")

@@ -281,7 +281,7 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             after = (rows[-1][0], rows[-1][1], rows[-1][-1] or 0)
 
     async def send() -> AsyncIterator[str]:
-        # Starlette would take any free thread for each part; these are a lane's, of which a sender has a share.
+        # Starlette would take any free thread for each part; a lane gives a sender only its share.
         parts = write_csv()
         while (part := await in_thread(next)(parts, None)) is not None:
             yield part

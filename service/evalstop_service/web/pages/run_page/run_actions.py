@@ -14,6 +14,7 @@ from pydantic import StringConstraints
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.run import LONGEST_STEP_NOTE, DescriptionIn, MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.errors import Invalid
@@ -177,7 +178,7 @@ def correct_roles(
     ]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:
-        name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name
+        name = remove_controls(metric)  # not stripped: spaces are part of a logged name
         if name in metrics:
             raise Invalid(f"{name!r} is chosen for two roles; a metric has one role")
         if name:

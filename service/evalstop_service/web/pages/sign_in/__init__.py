@@ -218,7 +218,7 @@ def _open_granted_session(request: Request, site: Site, openid: OpenId, flow: di
 
 @router.get("/projects")
 def show_projects(site: SiteOf, visitor: SignedIn) -> Response:
-    """The projects in which the visitor has a role."""
+    """The projects that give the visitor a role."""
     with site.database.reading() as tx:
         by_key = visitor.session.key_id is not None
         granted = [visitor.project] if by_key else visitors.load_granted_projects(tx, visitor.session.grants)
