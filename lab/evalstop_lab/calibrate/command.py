@@ -31,16 +31,8 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options
 from evalstop_lab.report import format_interval, format_percent, list_versions, new_table, to_json_values
 from evalstop_lab.sweep import add_jobs_option, sweep
-from evalstop_lab.worlds import (
-    CALIBRATION,
-    HELD_OUT,
-    REPORTING_SEED,
-    Group,
-    add_planned_steps,
-    draw_world,
-    list_families,
-    plan_worlds,
-)
+from evalstop_lab.worlds.families import CALIBRATION, HELD_OUT, Group, list_families
+from evalstop_lab.worlds.world import REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
 
 RATES = (0.01, 0.05)
 REMEMBERED = 50

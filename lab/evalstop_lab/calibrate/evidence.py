@@ -18,7 +18,7 @@ from evalstop_detectors import Detector, Kind, MetricRole, Observation
 
 from evalstop_lab.backtest.cases import explain_early_end, infer_early_stopping
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay import Run
+from evalstop_lab.replay.runs import Run
 from evalstop_lab.replay.sources import read_settled_runs
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
 

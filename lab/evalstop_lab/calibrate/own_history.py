@@ -26,7 +26,7 @@ from evalstop_lab.backtest.cases import assess_outcome
 from evalstop_lab.backtest.command import read_history
 from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_run
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay import Run
+from evalstop_lab.replay.runs import Run
 from evalstop_lab.report import format_figure, format_percent, to_json_values
 from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson

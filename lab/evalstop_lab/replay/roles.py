@@ -14,10 +14,17 @@ from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
 from rich.text import Text
 
-from evalstop_lab.replay import ReadErrors, RequestedRoles
 from evalstop_lab.replay.folders import Findings
 from evalstop_lab.replay.rows import NO_METRICS
-from evalstop_lab.replay.sources import Log, add_source_options, choose_roles, get_requested_roles, list_logs
+from evalstop_lab.replay.runs import ReadErrors
+from evalstop_lab.replay.sources import (
+    Log,
+    RequestedRoles,
+    add_source_options,
+    choose_roles,
+    get_requested_roles,
+    list_logs,
+)
 from evalstop_lab.report import new_table
 
 EXAMPLES = """examples:

@@ -3,7 +3,3 @@
 A fixed gold reward labels comparisons, a proxy with less capacity is fitted to them, a policy is trained against the
 proxy, and gold is measured during training. No curve is computed from a formula.
 """
-
-from evalstop_lab.rlhf.trainer import PRESETS, Eval, Trainer, hasten_run
-
-__all__ = ["PRESETS", "Eval", "Trainer", "hasten_run"]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from evalstop_detectors import POLICIES, MetricRole, Policy
 
-from evalstop_lab.replay import Run, judge_runs
+from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.runs import Run
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
 
 STEPS_AN_EVAL = 1000

@@ -17,17 +17,9 @@ import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.rules import Factory, PolicyRule, load_rule
-from evalstop_lab.worlds import (
-    LEVELS,
-    Label,
-    World,
-    add_planned_steps,
-    draw_world,
-    plan_worlds,
-    second_suite,
-    third_suite,
-)
+from evalstop_lab.worlds import second_suite, third_suite
 from evalstop_lab.worlds.answers import Evaluator
+from evalstop_lab.worlds.noise import LEVELS
 from evalstop_lab.worlds.public_outlines import OUTLINES
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import (
@@ -39,6 +31,8 @@ from evalstop_lab.worlds.scoring import (
     score_cliffs,
     score_outcomes,
 )
+from evalstop_lab.worlds.truth import Label
+from evalstop_lab.worlds.world import World, add_planned_steps, draw_world, plan_worlds
 
 _plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=5)(read_runs)
 

@@ -14,7 +14,7 @@ from evalstop_lab.backtest.cases import Case, assess_outcome, compare_policies, 
 from evalstop_lab.backtest.command import build_report
 from evalstop_lab.backtest.page import MOST_POINTS, rank_harm, write_page
 from evalstop_lab.cli import main
-from evalstop_lab.replay import Run
+from evalstop_lab.replay.runs import Run
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -22,8 +22,10 @@ from evalstop_lab.calibrate.evidence import (
 )
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import Run, judge_runs
-from evalstop_lab.worlds import CALIBRATION, HELD_OUT, draw_world, plan_worlds
+from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.runs import Run
+from evalstop_lab.worlds.families import CALIBRATION, HELD_OUT
+from evalstop_lab.worlds.world import draw_world, plan_worlds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ from evalstop_detectors.policy.calibration import SHIPPED_FILE
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import HEALTHY, record_worlds
 from evalstop_lab.calibrate.shipped import collect_risks, main, write_calibrations
-from evalstop_lab.worlds import plan_worlds
+from evalstop_lab.worlds.world import plan_worlds
 
 CALIBRATIONS: list[dict[str, Any]] = json.loads(SHIPPED_FILE.read_text(encoding="utf-8"))
 

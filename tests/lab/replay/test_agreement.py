@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, Policy, Score, Scores, choose_best, start, step
-from evalstop_lab.replay import Roles, Run
-from evalstop_lab.worlds import World, draw_world, plan_worlds
+from evalstop_lab.replay.runs import Roles, Run
+from evalstop_lab.worlds.world import World, draw_world, plan_worlds
 
 from tests.lab.replay.conftest import Replay, write_jsonl
 

@@ -14,7 +14,8 @@ import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.backtest.cases import assess_outcome, explain_early_end, infer_early_stopping
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay import ReadErrors, Run, read_runs
+from evalstop_lab.replay.runs import ReadErrors, Run
+from evalstop_lab.replay.sources import read_runs
 from evalstop_service.domain.statuses import RunOutcome
 
 from tests.lab.replay.conftest import write_jsonl

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
-from evalstop_lab.replay import read_runs
+from evalstop_lab.replay.sources import read_runs
 
 from tests.lab.replay.conftest import TURNING, Replay, build_rows, write_jsonl
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, policy_from_document
-from evalstop_lab.replay import policy_from_file
+from evalstop_lab.replay.policy_file import policy_from_file
 
 from tests.lab.replay.conftest import Replay, build_rows, write_jsonl
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, policy_from_document, policy_to_document
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay import load_policy, policy_from_file
+from evalstop_lab.replay.policy_file import load_policy, policy_from_file
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
-from evalstop_lab.replay import read_runs
+from evalstop_lab.replay.sources import read_runs
 
 from tests.lab.replay.conftest import Replay, write_jsonl
 

@@ -13,8 +13,11 @@ import httpx
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import ReadErrors, RequestedRoles, Run, judge_runs, load_policy, read_runs
+from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.servers import read_roles
+from evalstop_lab.replay.sources import RequestedRoles, read_runs
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from evalstop_lab.rlhf.policy import Policy
+from evalstop_lab.rlhf.trainer import PRESETS, Trainer, hasten_run
 
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=40)
 

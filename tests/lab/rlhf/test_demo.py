@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import Checkpoint, save_checkpoint
 from evalstop_lab.rlhf.demo import continue_training
+from evalstop_lab.rlhf.trainer import PRESETS, Trainer, hasten_run
 from rich.console import Console
 
 

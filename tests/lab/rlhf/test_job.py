@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 from evalstop_client import Run
 from evalstop_lab.cli import main
-from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.rlhf.job import Interruption, Job, JsonLines
-from evalstop_lab.rlhf.trainer import Config, Eval
+from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, Trainer, hasten_run
 
 EVAL_FIELDS = [item.name for item in fields(Eval)]
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=60)

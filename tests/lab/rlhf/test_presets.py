@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 from evalstop_lab.errors import CannotHasten
-from evalstop_lab.rlhf import PRESETS, Eval, Trainer, hasten_run
+from evalstop_lab.rlhf.trainer import PRESETS, Eval, Trainer, hasten_run
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from evalstop_lab.cli import main
 from evalstop_lab.stopbench.judging import SUITES, TRAINED, compute_figures
-from evalstop_lab.worlds import Group, Label, draw_world, list_families
+from evalstop_lab.worlds.families import Group, list_families
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import Outcome
+from evalstop_lab.worlds.truth import Label
+from evalstop_lab.worlds.world import draw_world
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from evalstop_lab.worlds import Label, Truth, label_curve
 from evalstop_lab.worlds.scoring import (
     Outcome,
     OutcomeKind,
@@ -20,6 +19,7 @@ from evalstop_lab.worlds.scoring import (
     score_outcomes,
     wilson,
 )
+from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_detectors import MetricRole
-from evalstop_lab.worlds import Label, World
 from evalstop_lab.worlds.second_suite import SECOND_SUITE, draw_world
+from evalstop_lab.worlds.truth import Label
+from evalstop_lab.worlds.world import World
 
 SEEDS = range(15)
 

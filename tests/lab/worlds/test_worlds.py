@@ -7,22 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from evalstop_detectors import MetricRole
-from evalstop_lab.worlds import (
-    CALIBRATION,
-    FAMILIES,
-    HELD_OUT,
-    LEVELS,
-    REPORTING,
-    REPORTING_SEED,
-    Group,
-    Label,
-    NoiseKind,
-    World,
-    draw_world,
-    list_families,
-    plan_worlds,
-)
-from evalstop_lab.worlds.noise import DRAWN_KINDS
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
+from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, NoiseKind
+from evalstop_lab.worlds.truth import Label
+from evalstop_lab.worlds.world import REPORTING_SEED, World, draw_world, plan_worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from evalstop_lab.replay import read_runs
+from evalstop_lab.replay.sources import read_runs
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields, RawMaximum
 from evalstop_service.errors import Conflict
