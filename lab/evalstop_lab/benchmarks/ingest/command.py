@@ -31,11 +31,8 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.ingest.contenders import (
     AGAINST,
     BOUND,
-    DIRECT,
     EVALSTOP,
-    HASHED,
     MOST_CLIENTS,
-    ROUND_ROBIN,
     RUNS_A_CLIENT,
     SHAPES,
     Measurement,
@@ -78,8 +75,6 @@ TARGETS = (
     *((EVALSTOP, BOUND, shape, "rate", ">=", least) for shape, least in LEAST_OF_BOUND.items()),
     (EVALSTOP, BOUND, MOST_CLIENTS, "CPU time of the service", "<=", 2.0),
     (EVALSTOP, BOUND, MOST_CLIENTS, "CPU time of PostgreSQL", "<=", 1.3),
-    (HASHED, DIRECT, MOST_CLIENTS, "rate", ">=", 0.75),
-    (ROUND_ROBIN, DIRECT, MOST_CLIENTS, "rate", ">=", 0.35),
     *((EVALSTOP, AGAINST, shape, "rate", ">=", 1.0) for shape in SHAPES),
     *((EVALSTOP, AGAINST, shape, "p99", "<=", 1.0) for shape in SHAPES),
 )

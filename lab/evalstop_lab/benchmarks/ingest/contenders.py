@@ -1,12 +1,10 @@
-"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, and another checkout."""
+"""The contenders of `make bench-ingest`: the service, the bound, replicas, and another checkout."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import math
-import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -34,11 +32,10 @@ from evalstop_lab.benchmarks.processes import (
     temporary_database,
 )
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.service_process import START_SECONDS, Service, run_logged, run_server, wait_until
+from evalstop_lab.service_process import Service, run_server
 
 EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
-DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
-REPLICAS = 4
+REPLICAS = "4 replicas, sticky"
 RUNS_A_CLIENT = 2
 """Runs take turns, so that a run's next batch is not sent before its last one has been answered."""
 
@@ -72,7 +69,7 @@ class Measurement:
 class Contender:
     """Servers to which a load is posted, each getting its share of the clients; their CPU time is measured.
 
-    `opener`: the server that opens the runs. `url`: their database. `proxy`: an address to post to instead.
+    `opener`: the server that opens the runs. `url`: their database.
     """
 
     name: str
@@ -81,13 +78,12 @@ class Contender:
     url: str
     database_pid: int | None = None
     shapes: tuple[Shape, ...] = SHAPES
-    proxy: tuple[str, int] | None = None
 
     def measure(self, shape: Shape, seconds: int) -> Measurement:
         """Run the load on new runs; raises JobFailed unless the acknowledged observations are stored."""
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
             runs = list(pool.map(lambda _: open_run(api), range(RUNS_A_CLIENT * shape.clients)))
-        addresses = [self.proxy] if self.proxy else [server.address for server in self.servers]
+        addresses = [server.address for server in self.servers]
         before = self._read_cpu()
         try:
             load = run_load(addresses, runs, self.opener.key, clients=shape.clients, batch=shape.batch, seconds=seconds)
@@ -142,15 +138,10 @@ def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path)
     if wants(BOUND):
         command = [sys.executable, "-m", "evalstop_lab.benchmarks.ingest.bound", url]
         contenders.append(add(BOUND, (ends.enter_context(run_server(command, folder / "bound.log", {})),)))
-    routings = [name for name in (DIRECT, HASHED, ROUND_ROBIN) if wants(name)]
-    if shutil.which("nginx") is None:
-        routings = [name for name in routings if name == DIRECT]
-    if routings:
-        folders = [folder / f"replica-{number}" for number in range(1, REPLICAS)]
+    if wants(REPLICAS):
+        folders = [folder / f"replica-{number}" for number in range(1, 4)]
         replicas = service, *(ends.enter_context(run_service(item, key, environment)) for item in folders)
-        for name in routings:
-            proxy = None if name == DIRECT else ends.enter_context(run_nginx(folder / name, replicas, name == HASHED))
-            contenders.append(add(name, replicas, shapes=REPLICA_SHAPES, proxy=proxy))
+        contenders.append(add(REPLICAS, replicas, shapes=REPLICA_SHAPES))
     if options.against is not None and wants(AGAINST):
         other_url = ends.enter_context(temporary_database(options.database_url, "against"))
         python, other = ends.enter_context(check_out(options.against))
@@ -186,45 +177,3 @@ def check_out(name: str) -> Iterator[tuple[str, dict[str, str]]]:
         python = path.resolve() / ".venv/bin/python"
         folders = (str(path.resolve() / room) for room in ("detectors", "service", "clients", "lab"))
         yield str(python) if python.exists() else sys.executable, {"PYTHONPATH": ":".join(folders)}
-
-
-NGINX = """
-daemon off; worker_processes 1; pid nginx.pid; error_log error.log warn;
-events {{ worker_connections 1024; }}
-http {{
-    access_log off;
-    client_body_buffer_size 1m; client_max_body_size 16m;
-    map $uri $run_key {{ ~^/api/v1/runs/(?<id>[0-9a-f-]+) $id; default $remote_addr; }}
-    upstream evalstop {{
-        {balance}
-        {servers}
-        keepalive 128; keepalive_timeout 4s;
-    }}
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://evalstop; proxy_http_version 1.1; proxy_set_header Connection ""; }}
-    }}
-}}
-"""
-
-
-@contextmanager
-def run_nginx(folder: Path, replicas: Sequence[Service], hashed: bool) -> Iterator[tuple[str, int]]:
-    """Run nginx in front of the replicas, by hash of the run's id or round robin; yields its address."""
-    folder.mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    servers = " ".join("server {}:{};".format(*item.address) for item in replicas)
-    balance = "hash $run_key consistent;" if hashed else ""
-    (folder / "nginx.conf").write_text(NGINX.format(balance=balance, servers=servers, port=port))
-    command = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", str(folder / "error.log")]
-    with run_logged(command, folder / "nginx.log"), httpx.Client(trust_env=False) as client:
-        wait_until(lambda: _answers(client, f"http://127.0.0.1:{port}/livez"), START_SECONDS)
-        yield "127.0.0.1", port
-
-
-def _answers(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(url).is_success
-    except httpx.TransportError:
-        return False
