@@ -211,13 +211,16 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
     grants = read_grants(settings)
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
-    provider_settings = openid.ProviderSettings(
+    # Imported only where it is used: Authlib takes 45 ms of each start, and few installations have a provider.
+    from evalstop_service.security.openid_client import Client, ProviderSettings
+
+    provider_settings = ProviderSettings(
         issuer=settings.oidc_issuer,
         client_id=settings.oidc_client_id,
         client_secret=reveal(settings.oidc_client_secret),
         scopes=settings.oidc_scopes,
     )
-    return pages.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
+    return pages.OpenId(openid.OpenIdProvider(Client(provider_settings, clock)), grants)
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:

@@ -1,7 +1,8 @@
 """Signs visitors in with an OpenID provider (authorization code flow with PKCE).
 
-Authlib implements the protocol. This module adds checks: the discovered provider must be the configured one, its tokens
-must be for this client and signed by one of its current keys, and any other response is refused.
+Authlib implements the protocol. This module and `openid_client` add checks: the discovered provider must be the
+configured one, its tokens must be for this client and signed by one of its current keys, and any other response is
+refused.
 
 Sources: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0 (4.3), RFC 7636 (PKCE), RFC 9207 (`iss`).
 """
@@ -11,39 +12,23 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
-from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
-from authlib.integrations.httpx_client import OAuth2Client
 
-from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError
 
 _log = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 10.0
 LEEWAY_SECONDS = 60
 """Tolerated difference between the clocks of the provider and the service."""
-
-DISCOVERY_SECONDS = 3600.0
-"""How long the provider's metadata is cached."""
-
-DISCOVERY_RETRY_SECONDS = 60.0
-"""Pause after a failed fetch, during which the previous metadata stays in use."""
-
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""Accepted signature algorithms: with others, anyone with the client's secret, or anyone at all, could sign."""
 
 MAX_SUBJECT_CHARACTERS = 255
 """By OpenID Connect Core 1.0 (2)."""
 
-_NEEDED, _USERINFO = ("authorization_endpoint", "token_endpoint", "jwks_uri"), "userinfo_endpoint"
-
-_SAYS_ISSUER = "authorization_response_iss_parameter_supported"
+USERINFO, SAYS_ISSUER = "userinfo_endpoint", "authorization_response_iss_parameter_supported"
+"""Keys of the provider's metadata."""
 
 
 class ProviderUnavailable(ServiceError):
@@ -55,16 +40,6 @@ class SignInRefused(ServiceError):
 
 
 @dataclass(frozen=True)
-class ProviderSettings:
-    """The provider's issuer URL, this service's client id and secret there, and the scopes to ask for."""
-
-    issuer: str
-    client_id: str
-    client_secret: str | None = field(repr=False)
-    scopes: str
-
-
-@dataclass(frozen=True)
 class SignInState:
     """A sign-in in progress, stored by the browser that started it."""
 
@@ -73,12 +48,16 @@ class SignInState:
     verifier: str
 
 
-class OpenIdProvider:
-    """One provider, discovered at the first sign-in and again every hour."""
+def describe_error(error: Exception) -> str:
+    """What went wrong, for the log."""
+    return f"{type(error).__name__}: {error}"[:500]
 
-    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
-        self.issuer = terms.issuer
-        self._app = _App(terms, clock)
+
+class OpenIdProvider:
+    """One provider, discovered at the first sign-in and again every hour; `client`: that of `openid_client`."""
+
+    def __init__(self, client: Any) -> None:
+        self.issuer, self._app = client.issuer, client
 
     def begin_sign_in(self, redirect_uri: str) -> tuple[str, SignInState]:
         """The URL to send a visitor to, who returns to `redirect_uri`; raises ProviderUnavailable."""
@@ -105,7 +84,7 @@ class OpenIdProvider:
                 "The OpenID provider refused the sign-in. Start again from here, or sign in with a key."
             )
         try:
-            if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
+            if "iss" not in answer and self._app.load_server_metadata()[SAYS_ISSUER]:
                 raise SignInRefused
             return self._fetch_claims(sign_in, redirect_uri, answer["code"], claim_names)
         except httpx2.TransportError as error:
@@ -115,7 +94,7 @@ class OpenIdProvider:
         except Exception as error:  # the response may be anything, and must not sign anyone in
             if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
                 raise self._unavailable(error) from error
-            _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe(error))
+            _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, describe_error(error))
             raise SignInRefused from error
 
     def _fetch_claims(
@@ -131,7 +110,7 @@ class OpenIdProvider:
         if not claims or not _is_subject(claims["sub"]):
             raise SignInRefused
         missing = [name for name in claim_names if name not in claims]
-        if missing and _USERINFO in self._app.load_server_metadata():
+        if missing and USERINFO in self._app.load_server_metadata():
             userinfo = self._app.userinfo(token=token)
             if userinfo.get("sub") != claims["sub"]:
                 raise SignInRefused
@@ -141,85 +120,9 @@ class OpenIdProvider:
         return dict(claims)
 
     def _unavailable(self, error: Exception) -> ProviderUnavailable:
-        _log.warning("the OpenID provider %s does not answer correctly: %s", self.issuer, _describe(error))
+        _log.warning("the OpenID provider %s does not answer correctly: %s", self.issuer, describe_error(error))
         return ProviderUnavailable()
-
-
-class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
-    """Authlib's client of one provider."""
-
-    client_cls = OAuth2Client
-    server_metadata: dict[str, Any]
-    _discover_at: datetime
-
-    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
-        super().__init__(
-            framework=None,
-            name="provider",
-            client_id=terms.client_id,
-            client_secret=terms.client_secret,
-            client_kwargs={
-                "scope": terms.scopes,
-                "code_challenge_method": "S256",
-                "timeout": TIMEOUT_SECONDS,
-                "verify": httpx2.create_ssl_context(),  # otherwise loaded for each of four requests, 40 ms each
-                **({} if terms.client_secret else {"token_endpoint_auth_method": "none"}),
-            },
-        )
-        self._issuer = terms.issuer
-        self._clock = clock
-
-    def load_server_metadata(self) -> dict[str, Any]:
-        """The provider's metadata, after a check that the issuer is the configured one.
-
-        If it cannot be fetched again, the previous metadata stays in use.
-        """
-        # Without a lock: while the provider does not respond, each visitor would wait for all earlier ones.
-        now = self._clock()
-        if not self.server_metadata:
-            self._discover(now)
-        elif now >= self._discover_at:
-            self._discover_at = now + timedelta(seconds=DISCOVERY_RETRY_SECONDS)
-            try:
-                self._discover(now)
-            except Exception as error:
-                _log.warning("the OpenID provider %s could not be discovered again: %s", self._issuer, _describe(error))
-        return self.server_metadata
-
-    def _discover(self, now: datetime) -> None:
-        with self._get_session() as session:
-            address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-            answer = session.request("GET", address, withhold_token=True)
-            answer.raise_for_status()
-            metadata = _check_metadata(answer.json(), self._issuer)
-        self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
-        self.server_metadata = metadata  # last: a thread that sees it reads the time, too
-
-    def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
-        """The provider's current keys: a revoked one must not be accepted any more."""
-        keys: dict[str, Any] = super().fetch_jwk_set(force=True)
-        return keys
-
-
-def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
-    if metadata["issuer"] != issuer:
-        raise ValueError(f"its issuer is {metadata['issuer']!r}")
-    urls = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
-    if any(urlsplit(url).scheme not in ("https", urlsplit(issuer).scheme) for url in urls.values()):
-        raise ValueError("it has endpoints without TLS")
-    methods = metadata.get("token_endpoint_auth_methods_supported")
-    return {
-        "issuer": issuer,
-        "id_token_signing_alg_values_supported": list(ALGORITHMS),
-        _SAYS_ISSUER: metadata.get(_SAYS_ISSUER) is True,
-        **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
-        **urls,
-    }
 
 
 def _is_subject(claim: Any) -> bool:
     return isinstance(claim, str) and 0 < len(claim) <= MAX_SUBJECT_CHARACTERS and claim.isprintable()
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:500]

@@ -11,13 +11,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.security.openid import (
-    DISCOVERY_RETRY_SECONDS,
-    DISCOVERY_SECONDS,
     OpenIdProvider,
-    ProviderSettings,
     ProviderUnavailable,
     SignInRefused,
     SignInState,
+)
+from evalstop_service.security.openid_client import (
+    DISCOVERY_RETRY_SECONDS,
+    DISCOVERY_SECONDS,
+    Client,
+    ProviderSettings,
 )
 from joserfc.jwk import RSAKey
 
@@ -39,9 +42,8 @@ def complete_sign_in(fake_provider: FakeProvider) -> CompleteSignIn:
     fake_provider.reset()
 
     def run_sign_in(**answer: str | None) -> dict[str, Any]:
-        provider = OpenIdProvider(
-            ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now
-        )
+        settings = ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email")
+        provider = OpenIdProvider(Client(settings, utc_now))
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         request = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert request["code_challenge_method"] == "S256"
@@ -113,7 +115,9 @@ def test_email_and_its_verification_have_one_source(
 def test_current_keys_verify_each_sign_in(fake_provider: FakeProvider) -> None:
     """A key that the provider adds is accepted, and one that it removes is not."""
     fake_provider.reset()
-    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
+    provider = OpenIdProvider(
+        Client(ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
+    )
 
     def sign_in() -> dict[str, Any]:
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
@@ -182,7 +186,7 @@ def test_discovery_with_wrong_metadata_is_retried(fake_provider: FakeProvider, m
     """Metadata of another issuer or without usable endpoints is unavailable, and the next sign-in looks again."""
     fake_provider.reset()
     fake_provider.metadata = metadata
-    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), utc_now)
+    provider = OpenIdProvider(Client(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), utc_now))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     fake_provider.reset()
@@ -205,7 +209,7 @@ def test_discovery_is_repeated_each_hour(
     """Metadata is fetched again after an hour; if that fails, the old metadata is used, and one warning logged."""
     fake_provider.reset()
     now = utc_now()
-    provider = OpenIdProvider(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), lambda: now)
+    provider = OpenIdProvider(Client(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), lambda: now))
 
     def authorization_path() -> str:
         return urlsplit(provider.begin_sign_in("http://127.0.0.1/openid/callback")[0]).path
@@ -227,7 +231,7 @@ def test_discovery_is_repeated_each_hour(
 
 def test_unreachable_provider_is_unavailable() -> None:
     """A provider that cannot be reached is unavailable when starting and when finishing a sign-in."""
-    provider = OpenIdProvider(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
+    provider = OpenIdProvider(Client(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     with pytest.raises(ProviderUnavailable):

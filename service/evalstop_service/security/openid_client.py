@@ -1,0 +1,114 @@
+"""Authlib's client of one OpenID provider, which discovers the provider and checks what it says about itself."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
+from authlib.integrations.httpx_client import OAuth2Client
+
+from evalstop_service.clock import Clock
+from evalstop_service.security.openid import SAYS_ISSUER, USERINFO, describe_error
+
+_log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 10.0
+DISCOVERY_SECONDS = 3600.0
+"""How long the provider's metadata is cached."""
+
+DISCOVERY_RETRY_SECONDS = 60.0
+"""Pause after a failed fetch, during which the previous metadata stays in use."""
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+"""Accepted signature algorithms: with others, anyone with the client's secret, or anyone at all, could sign."""
+
+_NEEDED = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+
+
+@dataclass(frozen=True)
+class ProviderSettings:
+    """The provider's issuer URL, this service's client id and secret there, and the scopes to ask for."""
+
+    issuer: str
+    client_id: str
+    client_secret: str | None = field(repr=False)
+    scopes: str
+
+
+class Client(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
+    """Authlib's client of one provider."""
+
+    client_cls = OAuth2Client
+    server_metadata: dict[str, Any]
+    _discover_at: datetime
+
+    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
+        super().__init__(
+            framework=None,
+            name="provider",
+            client_id=terms.client_id,
+            client_secret=terms.client_secret,
+            client_kwargs={
+                "scope": terms.scopes,
+                "code_challenge_method": "S256",
+                "timeout": TIMEOUT_SECONDS,
+                "verify": httpx2.create_ssl_context(),  # otherwise loaded for each of four requests, 40 ms each
+                **({} if terms.client_secret else {"token_endpoint_auth_method": "none"}),
+            },
+        )
+        self.issuer = terms.issuer
+        self._clock = clock
+
+    def load_server_metadata(self) -> dict[str, Any]:
+        """The provider's metadata, after a check that the issuer is the configured one.
+
+        If it cannot be fetched again, the previous metadata stays in use.
+        """
+        # Without a lock: while the provider does not respond, each visitor would wait for all earlier ones.
+        now = self._clock()
+        if not self.server_metadata:
+            self._discover(now)
+        elif now >= self._discover_at:
+            self._discover_at = now + timedelta(seconds=DISCOVERY_RETRY_SECONDS)
+            try:
+                self._discover(now)
+            except Exception as error:
+                _log.warning(
+                    "the OpenID provider %s could not be discovered again: %s", self.issuer, describe_error(error)
+                )
+        return self.server_metadata
+
+    def _discover(self, now: datetime) -> None:
+        with self._get_session() as session:
+            address = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+            answer = session.request("GET", address, withhold_token=True)
+            answer.raise_for_status()
+            metadata = _check_metadata(answer.json(), self.issuer)
+        self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
+        self.server_metadata = metadata  # last: a thread that sees it reads the time, too
+
+    def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
+        """The provider's current keys: a revoked one must not be accepted any more."""
+        keys: dict[str, Any] = super().fetch_jwk_set(force=True)
+        return keys
+
+
+def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
+    if metadata["issuer"] != issuer:
+        raise ValueError(f"its issuer is {metadata['issuer']!r}")
+    urls = {name: metadata[name] for name in (*_NEEDED, *({USERINFO} & metadata.keys()))}
+    if any(urlsplit(url).scheme not in ("https", urlsplit(issuer).scheme) for url in urls.values()):
+        raise ValueError("it has endpoints without TLS")
+    methods = metadata.get("token_endpoint_auth_methods_supported")
+    return {
+        "issuer": issuer,
+        "id_token_signing_alg_values_supported": list(ALGORITHMS),
+        SAYS_ISSUER: metadata.get(SAYS_ISSUER) is True,
+        **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
+        **urls,
+    }
