@@ -212,15 +212,11 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
     # Imported only where it is used: Authlib takes 45 ms of each start, and few installations have a provider.
-    from evalstop_service.security.openid_client import Client, ProviderSettings
+    from evalstop_service.security.openid_client import Client
 
-    provider_settings = ProviderSettings(
-        issuer=settings.oidc_issuer,
-        client_id=settings.oidc_client_id,
-        client_secret=reveal(settings.oidc_client_secret),
-        scopes=settings.oidc_scopes,
-    )
-    return pages.OpenId(openid.OpenIdProvider(Client(provider_settings, clock)), grants)
+    secret = reveal(settings.oidc_client_secret)
+    client = Client(settings.oidc_issuer, settings.oidc_client_id, secret, settings.oidc_scopes, clock)
+    return pages.OpenId(openid.OpenIdProvider(client), grants)
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,16 +29,6 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 _NEEDED = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
-@dataclass(frozen=True)
-class ProviderSettings:
-    """The provider's issuer URL, this service's client id and secret there, and the scopes to ask for."""
-
-    issuer: str
-    client_id: str
-    client_secret: str | None = field(repr=False)
-    scopes: str
-
-
 class Client(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
     """Authlib's client of one provider."""
 
@@ -47,22 +36,21 @@ class Client(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
     server_metadata: dict[str, Any]
     _discover_at: datetime
 
-    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
+    def __init__(self, issuer: str, client_id: str, client_secret: str | None, scopes: str, clock: Clock) -> None:
         super().__init__(
             framework=None,
             name="provider",
-            client_id=terms.client_id,
-            client_secret=terms.client_secret,
+            client_id=client_id,
+            client_secret=client_secret,
             client_kwargs={
-                "scope": terms.scopes,
+                "scope": scopes,
                 "code_challenge_method": "S256",
                 "timeout": TIMEOUT_SECONDS,
                 "verify": httpx2.create_ssl_context(),  # otherwise loaded for each of four requests, 40 ms each
-                **({} if terms.client_secret else {"token_endpoint_auth_method": "none"}),
+                **({} if client_secret else {"token_endpoint_auth_method": "none"}),
             },
         )
-        self.issuer = terms.issuer
-        self._clock = clock
+        self.issuer, self._clock = issuer, clock
 
     def load_server_metadata(self) -> dict[str, Any]:
         """The provider's metadata, after a check that the issuer is the configured one.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +22,6 @@ from evalstop_service.security.openid_client import (
     DISCOVERY_RETRY_SECONDS,
     DISCOVERY_SECONDS,
     Client,
-    ProviderSettings,
 )
 from joserfc.jwk import RSAKey
 
@@ -42,8 +43,7 @@ def complete_sign_in(fake_provider: FakeProvider) -> CompleteSignIn:
     fake_provider.reset()
 
     def run_sign_in(**answer: str | None) -> dict[str, Any]:
-        settings = ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email")
-        provider = OpenIdProvider(Client(settings, utc_now))
+        provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email", utc_now))
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         request = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert request["code_challenge_method"] == "S256"
@@ -115,9 +115,7 @@ def test_email_and_its_verification_have_one_source(
 def test_current_keys_verify_each_sign_in(fake_provider: FakeProvider) -> None:
     """A key that the provider adds is accepted, and one that it removes is not."""
     fake_provider.reset()
-    provider = OpenIdProvider(
-        Client(ProviderSettings(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
-    )
+    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid", utc_now))
 
     def sign_in() -> dict[str, Any]:
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
@@ -156,9 +154,9 @@ def test_announced_issuer_parameter_is_required(complete_sign_in: CompleteSignIn
         complete_sign_in()
 
 
-def test_settings_repr_hides_the_secret() -> None:
-    """The representation of the settings, as in a traceback, leaves out the client secret."""
-    assert CLIENT_SECRET not in repr(ProviderSettings("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid"))
+def test_repr_of_a_client_hides_the_secret() -> None:
+    """The representation of a client, as in a traceback, leaves out the client secret."""
+    assert CLIENT_SECRET not in repr(Client("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid", utc_now))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_discovery_with_wrong_metadata_is_retried(fake_provider: FakeProvider, m
     """Metadata of another issuer or without usable endpoints is unavailable, and the next sign-in looks again."""
     fake_provider.reset()
     fake_provider.metadata = metadata
-    provider = OpenIdProvider(Client(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), utc_now))
+    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, None, "openid", utc_now))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     fake_provider.reset()
@@ -209,7 +207,7 @@ def test_discovery_is_repeated_each_hour(
     """Metadata is fetched again after an hour; if that fails, the old metadata is used, and one warning logged."""
     fake_provider.reset()
     now = utc_now()
-    provider = OpenIdProvider(Client(ProviderSettings(fake_provider.address, CLIENT_ID, None, "openid"), lambda: now))
+    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, None, "openid", lambda: now))
 
     def authorization_path() -> str:
         return urlsplit(provider.begin_sign_in("http://127.0.0.1/openid/callback")[0]).path
@@ -231,8 +229,14 @@ def test_discovery_is_repeated_each_hour(
 
 def test_unreachable_provider_is_unavailable() -> None:
     """A provider that cannot be reached is unavailable when starting and when finishing a sign-in."""
-    provider = OpenIdProvider(Client(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now))
+    provider = OpenIdProvider(Client("http://127.0.0.1:9", CLIENT_ID, None, "openid", utc_now))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     with pytest.raises(ProviderUnavailable):
         provider.finish_sign_in(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
+
+
+def test_authlib_is_imported_for_a_provider_only() -> None:
+    """A service without an OpenID provider starts without Authlib and its cryptography."""
+    script = "import evalstop_service.cli.servers, sys; print(sorted({'authlib', 'joserfc'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
