@@ -4,7 +4,6 @@ LabError
 ├── ServiceUnavailable
 ├── UnreadableInput
 └── UnusableArguments
-    └── CannotHasten
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ class LabError(Exception):
 
 class UnusableArguments(LabError):
     """The arguments are not valid."""
-
-
-class CannotHasten(UnusableArguments):
-    """The factor of --hasten must divide the number of steps between two evals."""
 
 
 class UnreadableInput(LabError):

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from evalstop_client.config import LabelValue, format_value
 from evalstop_client.errors import ConfigurationError, NotFound
-from evalstop_client.reading.connection import Connection
+from evalstop_client.reading.connection import Connection, Query
 from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
+from evalstop_client.service import Json
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
 Since = str | datetime | timedelta
@@ -96,11 +97,7 @@ class Api:
             "until": parse_moment(until),
         }
 
-        def fetch() -> Iterator[RunRecord]:
-            for fields in self.connection.pages("/runs", query):
-                yield RunRecord.from_json(fields, self.connection)
-
-        return Table(fetch)
+        return Table(lambda: (RunRecord.from_json(*item) for item in self._list("/runs", query)))
 
     def run(self, id_or_name: str) -> RunRecord:
         """The run with this id or exact name. Raises NotFound."""
@@ -130,11 +127,7 @@ class Api:
             "until": parse_moment(until),
         }
 
-        def fetch() -> Iterator[DecisionRecord]:
-            for fields in self.connection.pages("/decisions", query):
-                yield DecisionRecord.from_json(fields, self.connection)
-
-        return Table(fetch)
+        return Table(lambda: (DecisionRecord.from_json(*item) for item in self._list("/decisions", query)))
 
     def decision(self, id_or_run: str) -> DecisionRecord:
         """The decision with this id, or the one on the run of this name. Raises NotFound."""
@@ -144,6 +137,9 @@ class Api:
         if decision is None:
             raise NotFound(f"there is no decision on the run {id_or_run!r}.")
         return decision
+
+    def _list(self, path: str, query: Query) -> Iterator[tuple[Json, Connection]]:
+        return ((fields, self.connection) for fields in self.connection.pages(path, query))
 
 
 def parse_moment(moment: Since | None) -> str | None:

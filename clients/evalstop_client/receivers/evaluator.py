@@ -19,12 +19,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from urllib.parse import quote, unquote
 
 from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
 from evalstop_client.receivers.stop.processes import copy_environment
-from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, require_service
+from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, read_answers, require_service
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -58,21 +59,13 @@ class Evaluator:
         self._failures: Counter[str] = Counter()
 
     def run(self) -> None:
-        failures = 0
-        while not self._ended.is_set():
-            answer = self._service.get(f"/eval-requests?limit={MOST_REQUESTS}")
-            if isinstance(answer, Accepted):
-                failures = 0
-                items = answer.body.get("items")
-                for item in items if isinstance(items, list) else []:
-                    if not self._ended.is_set():
-                        self._process_request(item)
-                self._ended.wait(max(0.05, self._options.poll_seconds))
-                continue
-            failures += 1
-            if failures == 1:
-                logger.warning("requests cannot be fetched, retrying: %s", answer.reason)
-            self._ended.wait(seconds_after(answer, failures))
+        asked = partial(self._service.get, f"/eval-requests?limit={MOST_REQUESTS}")
+        for body in read_answers(asked, self._ended, "requests"):
+            items = body.get("items")
+            for item in items if isinstance(items, list) else []:
+                if not self._ended.is_set():
+                    self._process_request(item)
+            self._ended.wait(max(0.05, self._options.poll_seconds))
 
     def _process_request(self, item: Json) -> None:
         """Evaluate and report, unless there is no current checkpoint yet, or it failed too often."""

@@ -227,9 +227,11 @@ def advance_parts(
             if verdict.verdict is not call:
                 call = verdict.verdict
                 verdicts.append(verdict)
-    if not verdicts or verdicts[-1] is not state.verdict:
-        verdicts.append(state.verdict)
-    return state, verdicts
+    return state, _with_last(verdicts, state)
+
+
+def _with_last(verdicts: list[Verdict], state: MonitorState) -> list[Verdict]:
+    return verdicts if verdicts and verdicts[-1] is state.verdict else [*verdicts, state.verdict]
 
 
 def _split_by_version(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
@@ -249,9 +251,7 @@ def _step_through(
         state, verdict = step(policy, state, observation)
         if verdict.verdict is not before:
             verdicts.append(verdict)
-    if not verdicts or verdicts[-1] is not state.verdict:
-        verdicts.append(state.verdict)
-    return state, verdicts
+    return state, _with_last(verdicts, state)
 
 
 ORDER = itemgetter(0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evalstop_lab.errors import CannotHasten
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.rlhf.gold import Gold, draw_gold
 from evalstop_lab.rlhf.policy import Floats, Policy, Task, draw_policy, repeat_prompts
 from evalstop_lab.rlhf.reward_model import RewardModel, draw_comparisons, fit_bradley_terry, standardize_scores
@@ -187,10 +187,10 @@ PRESETS: Mapping[str, Config] = {
 def hasten_run(config: Config, factor: int) -> Config:
     """Return the same run with `factor` times fewer, larger steps: nearly the same curve and as many evals.
 
-    Raises CannotHasten if `factor` does not divide the steps between two evals.
+    Raises UnusableArguments if `factor` does not divide the steps between two evals.
     """
     if factor < 1 or config.eval_every % factor:
-        raise CannotHasten(f"{factor} does not divide {config.eval_every}.")
+        raise UnusableArguments(f"--hasten {factor}: it must divide {config.eval_every}, the steps between two evals.")
     return replace(
         config,
         steps=config.steps // factor,

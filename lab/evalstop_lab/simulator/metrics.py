@@ -25,19 +25,16 @@ class Figures:
     """The figures of one simulation. Times are hours from submission to end of the measured jobs. GPU-hours are of
     all jobs.
 
-    `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
-    healthy or before their peak. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
+    `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly, healthy or before
+    their peak.
     """
 
     jct: float
     jct_healthy: float
     jct_hacking: float
     jct_p95: float
-    gpu_hours: float
     post_peak: float
     false_stop: float
-    pauses: float
-    hacking: float
 
     @property
     def wasted(self) -> float:
@@ -113,11 +110,8 @@ def measure_schedule(
         jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
         jct_hacking=_compute_mean(jct[inside & hidden.hacking]),
         jct_p95=float(np.quantile(jct[inside], 0.95)) if inside.any() else math.nan,
-        gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
-        pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
-        hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
     )
 
 

@@ -116,12 +116,9 @@ class Rows:
         for row in rows:
             self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
 
-    def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
-        return [row.figures for row in self._rows[world, rule, scheduler]]
-
     def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:
         """This figure, one value per seed."""
-        return [figure(item) for item in self.figures(world, rule, scheduler)]
+        return [figure(row.figures) for row in self._rows[world, rule, scheduler]]
 
     def counts(self, world: str, rule: str) -> Counts:
         rows = next(rows for (of_world, by, _), rows in self._rows.items() if (of_world, by) == (world, rule))
@@ -187,7 +184,6 @@ def run(args: argparse.Namespace) -> int:
             },
             "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
             "saved": {rule: asdict(_estimate_saving(rows, rule)) for rule in STOPPING},
-            "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
             "setting": asdict(setting)
             | {"offered": {kind: asdict(item) for kind, item in OFFERED.items()}, "seeds": [seeds[0], seeds[-1]]},
             "fitted": " ".join(FITTED.split()),
@@ -268,14 +264,6 @@ def _estimate_saving(rows: Rows, rule: str) -> Figure:
         np.array(rows.numbers("paper", name, BASELINE, lambda figures: figures.wasted)) for name in (NONE, rule, ORACLE)
     )
     return estimate_mean((unstopped - ours) / (unstopped - oracle))
-
-
-def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
-    """GPU-hours by use under the baseline, as shares of all GPU-hours without stops."""
-    whole = sum(rows.numbers("paper", NONE, BASELINE, lambda figures: figures.gpu_hours))
-    by_seed = rows.figures("paper", rule, BASELINE)
-    names = ("gpu_hours", "post_peak", "false_stop", "pauses", "hacking")
-    return {name: sum(getattr(item, name) for item in by_seed) / whole for name in names}
 
 
 def _build_paper_table(lines: Sequence[Line]) -> Table:

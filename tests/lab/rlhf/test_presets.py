@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from evalstop_lab.errors import CannotHasten
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.rlhf.trainer import PRESETS, Eval, Trainer, hasten_run
 
 pytestmark = pytest.mark.slow
@@ -75,5 +75,5 @@ def test_hastened_run_has_as_many_evals() -> None:
 
 def test_factor_must_divide_the_steps_between_evals() -> None:
     """Another factor is refused, and the message has the number of steps."""
-    with pytest.raises(CannotHasten, match="400"):
+    with pytest.raises(UnusableArguments, match="400"):
         hasten_run(PRESETS["healthy"], 3)

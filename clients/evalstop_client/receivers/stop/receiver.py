@@ -10,7 +10,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,13 +23,30 @@ from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_tracing
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
-from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
 from evalstop_client.settings import validate_key, validate_url
 from evalstop_client.signature import check_secret
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 EMPTY_SECONDS = 0.1  # after an empty poll, so that a service that does not wait is not polled in a tight loop
+
+
+def read_answers(ask: Callable[[], Answer], ended: threading.Event, what: str) -> Iterator[Json]:
+    """What the service answers, again and again until `ended` is set; it is asked less often while it does not."""
+    failures = 0
+    while not ended.is_set():
+        answer = ask()
+        if isinstance(answer, Accepted):
+            if failures:
+                logger.info("the service answers again")
+            failures = 0
+            yield answer.body
+            continue
+        failures += 1
+        if failures == 1:
+            logger.warning("%s cannot be fetched, retrying: %s", what, answer.reason)
+        ended.wait(seconds_after(answer, failures))
 
 
 class Puller:
@@ -56,26 +73,19 @@ class Puller:
         self._ended.set()
 
     def run(self) -> None:
-        failures = 0
-        while not self._ended.is_set():
-            claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}
-            answer = self._service.post(f"{self._path}/claim", claim)
-            answered = isinstance(answer, Accepted)
-            self._receiver.metrics.add("polls_total", f'answered="{"yes" if answered else "no"}"')
-            if isinstance(answer, Accepted):
-                if failures:
-                    logger.info("the service answers again")
-                failures = 0
-                events = answer.body.get("events")
-                for event in events if isinstance(events, list) else []:
-                    self._handle_event(event)
-                if not events:
-                    self._ended.wait(EMPTY_SECONDS)
-                continue
-            failures += 1
-            if failures == 1:
-                logger.warning("events cannot be fetched, retrying: %s", answer.reason)
-            self._ended.wait(seconds_after(answer, failures))
+        for body in read_answers(self._claim_events, self._ended, "events"):
+            events = body.get("events")
+            for event in events if isinstance(events, list) else []:
+                self._handle_event(event)
+            if not events:
+                self._ended.wait(EMPTY_SECONDS)
+
+    def _claim_events(self) -> Answer:
+        claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}
+        answer = self._service.post(f"{self._path}/claim", claim)
+        answered = "yes" if isinstance(answer, Accepted) else "no"
+        self._receiver.metrics.add("polls_total", f'answered="{answered}"')
+        return answer
 
     def _handle_event(self, event: Json) -> None:
         if self._ended.is_set():
