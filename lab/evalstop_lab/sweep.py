@@ -23,10 +23,9 @@ CHUNK = 25
 LOCAL, DASK, RAY = BACKENDS = ("local", "dask", "ray")
 
 
-def add_jobs_option(parser: argparse.ArgumentParser, what: str = "processes") -> None:
-    parser.add_argument(
-        "--jobs", type=positive_number, default=joblib.cpu_count(), help=f"{what} (default: one per core)"
-    )
+def add_jobs_option(parser: argparse.ArgumentParser) -> None:
+    text = "processes (default: one per core)"
+    parser.add_argument("--jobs", type=positive_number, default=joblib.cpu_count(), help=text)
 
 
 def sweep(

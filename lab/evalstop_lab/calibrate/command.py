@@ -122,14 +122,12 @@ def run(args: argparse.Namespace) -> int:
     if args.history is not None:
         runs = read_healthy_runs(args)
         records = sweep(partial(record_run, detector), runs, f"calibrating {detector.name}", args.jobs)
-        groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
         recipes = plan_worlds(args.runs, args.first_seed, HEALTHY)
         records = record_worlds(detector, recipes, args.jobs)
-        groups = [family for family, _ in recipes]
         data = {
             "source": "worlds",
             "runs": args.runs,
@@ -143,7 +141,6 @@ def run(args: argparse.Namespace) -> int:
         "params": msgspec.to_builtins(detector),
         "kind": kind,
         "thresholds": [_encode_threshold(item) for item in results],
-        "stopped_by_family": _count_by_family(results, records, groups),
         "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
         "data": data,
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
@@ -178,20 +175,6 @@ def _encode_threshold(item: Threshold) -> dict[str, Any]:
         "threshold": item.value,
         "interval": [item.low, item.high],
         "stopped": asdict(item.stopped),
-    }
-
-
-def _count_by_family(
-    results: Sequence[Threshold], records: Sequence[Records], groups: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """The numbers of runs and of stopped runs by family; the hardest families determine the threshold."""
-    highest: dict[str, list[float]] = {}
-    for group, item in zip(groups, records, strict=True):
-        highest.setdefault(group, []).append(item.highest)
-    return {
-        group: {"runs": len(values)}
-        | {f"{item.rate:g}": sum(value >= item.value for value in values) for item in results if item.value is not None}
-        for group, values in highest.items()
     }
 
 

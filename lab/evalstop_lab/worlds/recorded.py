@@ -1,4 +1,4 @@
-"""Reads and writes recorded runs: runs of RLHF, a JSON object a line, with the truth from many samples."""
+"""Reads recorded runs of RLHF, a JSON object a line, with the truth from many samples."""
 
 from __future__ import annotations
 
