@@ -27,8 +27,8 @@ from evalstop_service.configuration import (
     read_grants,
     reveal,
 )
-from evalstop_service.decisions import deadlines, notices, stale_runs
-from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.decisions import deadlines, notices, stale_runs, sweeps
+from evalstop_service.decisions.commands import offer_exploit, tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.evaluation import backtests, change_point, digest, rollout_stage
 from evalstop_service.ingest import Committer, RunCache
@@ -46,6 +46,7 @@ from evalstop_service.web.api import (
     checkpoints,
     decisions,
     endpoints,
+    groups,
     health,
     keys,
     observations,
@@ -77,7 +78,7 @@ _log = logging.getLogger(__name__)
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
-    *(projects, keys, policies, runs, roles, observations),
+    *(projects, keys, policies, runs, groups, roles, observations),
     *(checkpoints, decisions, endpoints, pull, audit, precision, proposals, health),
 )
 
@@ -188,6 +189,7 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         context.key_cache,
         context.clock,
         partial(tell_trainer, context.database, context.clock),
+        partial(offer_exploit, context.database, context.clock),
         settings.max_body_bytes,
         held_bodies.known,
         context.limits.processor,
@@ -253,6 +255,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
         deadlines.create_job(database, utc_now),
         stale_runs.create_job(database, utc_now),
         notices.create_job(database, utc_now),
+        sweeps.create_job(database, utc_now),
         rollout_stage.create_job(database, utc_now),
         digest.create_job(database, utc_now),
         backtests.create_job(database, utc_now),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from subprocess import CompletedProcess
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from evalstop_service.errors import ServiceError
-from evalstop_service.store import schema
+from evalstop_service.store import decisions, schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
@@ -52,7 +54,7 @@ def migrate_to(database: Database, revision: str) -> None:
     config.set_main_option("script_location", str(schema.MIGRATIONS))
     with database.transaction() if database.embedded else database.engine.connect() as tx:
         config.attributes.update(connection=tx, metadata=metadata)
-        (command.downgrade if revision == "base" else command.upgrade)(config, revision)
+        (command.downgrade if revision in ("base", "0001") else command.upgrade)(config, revision)
 
 
 def test_migrated_database_matches_the_code(empty_database: Database) -> None:
@@ -167,3 +169,20 @@ def test_migrate_command_applies_one_phase(empty_url: str) -> None:
         completed = run_migrate(empty_url, "--phase", phase)
         assert (completed.returncode, completed.stderr) == (0, "")
         assert completed.stdout.startswith(f"the schema is at {expected}")
+
+
+def test_decisions_and_their_history_survive_the_migration_of_groups(empty_database: Database) -> None:
+    """A database of the first schema gets groups and keeps its decisions; an attempt still has only one."""
+    schema.upgrade_schema(empty_database)
+    project = set_up_project(empty_database)
+    run, decision = project.open_declining_run()
+    before = count_rows(empty_database)
+    migrate_to(empty_database, "0001")
+    assert "groups" not in list_tables(empty_database)
+    schema.upgrade_schema(empty_database)
+    assert count_rows(empty_database) == before
+    assert project.load_decision(run) == decision
+    with empty_database.reading() as tx:
+        assert decisions.list_changes(tx, decision) != []
+    with pytest.raises(sa.exc.IntegrityError), empty_database.transaction() as tx:
+        decisions.add_decision(tx, replace(decision, id=uuid4()))

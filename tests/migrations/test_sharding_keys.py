@@ -15,7 +15,16 @@ from evalstop_service.store.tables import metadata
 
 REFERENCE_TABLES = {
     *("projects", "keys", "policies", "endpoints", "experiments"),
-    *("rollout_stages", "proposals", "backtests", "audit_log", "audit_chains", "sessions", "retired_key_hashes"),
+    *(
+        "groups",
+        "rollout_stages",
+        "proposals",
+        "backtests",
+        "audit_log",
+        "audit_chains",
+        "sessions",
+        "retired_key_hashes",
+    ),
     "veto_listeners",
 }
 """They grow with users, not with runs, so that each node can hold a copy."""

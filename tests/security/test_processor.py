@@ -313,6 +313,7 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
         KeyCache(embedded_database, 60.0),
         utc_now,
         lambda _: False,
+        lambda _: None,
         10**6,
         POOL,
         loop.processor,
@@ -378,7 +379,7 @@ def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_
     committer = cast(Committer, FakeCommitter(set()))
     key_cache = KeyCache(embedded_database, 60.0)
     endpoint = IngestEndpoint(
-        *(count_delays, committer, key_cache, utc_now, lambda _: False, 10**6, POOL, loop.processor)
+        *(count_delays, committer, key_cache, utc_now, lambda _: False, lambda _: None, 10**6, POOL, loop.processor)
     )
     entrance = Entrance(endpoint, limits, key_cache)
 

@@ -18,9 +18,12 @@ from msgspec import structs
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
     SERVICE,
     STOPPED,
+    Action,
     DecisionState,
+    Exploit,
     Postponed,
     Released,
     Reported,
@@ -93,7 +96,7 @@ def carry_out_command(
     decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
-        command = replace(command, guards=guards.find_guards(tx, project, run, command.at))
+        command = replace(command, guards=guards.find_guards(tx, project, run, command.at, decision))
     if isinstance(command, Undone):
         command = replace(command, heard_at=run.heard_at)
     moved = transitions.move_decision(tx, run, decision, command, project)
@@ -145,6 +148,8 @@ def record_report(
         confirms = report.state == DecisionState.CONFIRMED
         open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
+        if decision.action is Action.EXPLOIT and (confirms or report.state == DecisionState.PARKED):
+            raise Conflict("the run copies another; its trainer confirms that by POST /runs/{run_id}/exploited")
         if ends_run:
             run = _save_end(tx, run, RunStatus.STOPPED, report.at, run.ended_at)
             if run.turn:
@@ -170,12 +175,16 @@ def tell_trainer(database: Database, clock: Clock, decision: Decision | None) ->
     """
     if decision is None or not decision.stops or decision.handed_over_at is not None:
         return decision is not None and decision.should_stop
+    return _hand_over(database, clock, decision)
+
+
+def _hand_over(database: Database, clock: Clock, decision: Decision) -> bool:
     try:
         with database.transaction() as tx:
             key = (decision.run_id, decision.id)
             return bool(hand_overs.hand_over(tx, {key: hand_overs.TRAINER}, read_now(tx, clock)))
     except sa.exc.DBAPIError as error:
-        log.warning("decision %s: the trainer is not told to stop yet: %s", decision.id, error)
+        log.warning("decision %s: the trainer is not told yet: %s", decision.id, error)
         return False
 
 
@@ -184,6 +193,18 @@ def tell_trainer_of(database: Database, clock: Clock, run: Run) -> bool:
     with database.reading() as tx:
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     return tell_trainer(database, clock, decision)
+
+
+def offer_exploit(database: Database, clock: Clock, run: Run) -> Exploit | None:
+    """The copy that an answer asks the trainer to make. The first one hands it over, as `tell_trainer` does a stop."""
+    if run.exploit is None:
+        return None
+    with database.reading() as tx:
+        decision = decisions.load_decision(tx, run.project_id, run.exploit.decision_id)
+    if decision.state not in AWAITING_CONFIRMATION:
+        return None
+    is_told = decision.handed_over_at is not None or _hand_over(database, clock, decision)
+    return decision.exploit if is_told else None
 
 
 def label_decision(
@@ -203,6 +224,7 @@ def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, 
     with database.transaction() as tx:
         run = runs.lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+        decision = None if decision is not None and decision.group is not None else decision
         details = _record_label(tx, run, run.attempt, decision, label)
         audit.record_action(tx, project_id, label.actor, "run.labeled", f"run {run.name}", details, label.at, proved)
         return run
@@ -210,6 +232,8 @@ def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, 
 
 def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | None, label: Label) -> dict[str, Any]:
     step = label.turn_step
+    if decision is not None and decision.group is not None:
+        raise Conflict("the rule of a group decided, which says nothing about a turn of the run: label the run instead")
     if label.outcome == DecisionOutcome.RIGHT and step is not None:
         if decision is None:
             raise Invalid("letting a run continue was right if it did not turn: omit turn_step, or label it wrong")
@@ -261,12 +285,12 @@ def end_run(
        end.
     4. Record the case of the attempt.
     """
-    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    is_obeyed = decision is not None and decision.id == obeyed and decision.stops
+    followed = transitions.list_followed(tx, run)
+    is_obeyed = any(decision.id == obeyed and decision.stops for decision in followed)
     run = _save_end(tx, run, RunStatus.STOPPED if is_obeyed else RunStatus(status), now)
-    if decision is not None:
+    for decision in followed:
         event: RunObeyed | RunEnded = RunObeyed(now, actor)
-        if not is_obeyed:
+        if not is_obeyed or not decision.stops:
             event = RunEnded(now, status, outbox.read_stop_reach(tx, run.id, decision.id).addressed)
         transitions.move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), event)
     cases.record_case(tx, run, now)

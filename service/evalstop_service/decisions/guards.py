@@ -10,12 +10,15 @@
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
 | `cannot_park` | no endpoint subscribes to `run.park_requested`, so the job cannot be parked | an endpoint does |
 | `shared_job` | other live runs of the job, which are not to be stopped, would end with it | they end or stop too |
+| `group_last` | the rule of a group would stop its last live run | other runs of the group begin |
+| `group_share` | the rule would stop too large a share of the live runs at once | others of these have ended |
 
-A policy may override `stale`, `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of
-decisions. A transaction that decides locks the project until its commit, so of two concurrent stops the second counts
-the first. This lock is always taken after the lock of the run (see `projects.lock_project`). A transaction that decides
-on runs of several projects locks them in the order of the messages; the database resolves a deadlock of two such
-transactions, and ingestion retries.
+A copy of another run ends nothing: it waits for a pause and for a stale run alone. A policy may override `stale`,
+`metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of decisions. A transaction that
+decides locks the project until its commit, so of two concurrent stops the second counts the first. This lock is always
+taken after the lock of the run (see `projects.lock_project`). A transaction that decides on runs of several projects
+locks them in the order of the messages; the database resolves a deadlock of two such transactions, and ingestion
+retries.
 """
 
 from __future__ import annotations
@@ -25,18 +28,19 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
-from evalstop_detectors import Action as PolicyAction
-from evalstop_detectors import Policy
+from evalstop_detectors import GroupRule, Policy
 from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.decisions import group_rules
 from evalstop_service.domain.decision_lifecycle import Action, Guard, GuardKind
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import Liveness
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, endpoints, run_details, runs
+from evalstop_service.store import decisions, endpoints, groups, run_details, runs
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import JobRun, Run
 
@@ -53,18 +57,22 @@ MOST_COUNTED = 1e9
 """No project has as many runs: a share so small that it would take more is never enough for a second stop."""
 
 
-def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
-    """The guards against stopping a run; none when it may be stopped.
+def find_guards(tx: Transaction, project: Project, run: Run, now: datetime, decision: Decision) -> tuple[Guard, ...]:
+    """The guards against a decision on a run; none when it may be carried out.
 
     The run and then its project are locked in this transaction, and all observations of the run are written.
     """
     policy = policies.read_policy(tx, run.policy_id)
     overridden = () if policy is None else tuple(map(GuardKind, policy.stops_despite))
-    return (
+    of_run = _find_run_guards(tx, project, run, policy, now, decision.action)
+    found = (
         *find_pause(project),
         *_find_reached_limits(tx, project, run, now),
-        *(guard for guard in _find_run_guards(tx, project, run, policy, now) if guard.kind not in overridden),
+        *_find_group_guards(tx, run, decision),
+        *(guard for guard in of_run if guard.kind not in overridden),
     )
+    copies = decision.action is Action.EXPLOIT
+    return tuple(guard for guard in found if not copies or guard.kind in (GuardKind.PAUSED, GuardKind.STALE))
 
 
 def find_pause(project: Project) -> tuple[Guard, ...]:
@@ -99,8 +107,24 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
             yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 
 
+def _find_group_guards(tx: Transaction, run: Run, decision: Decision) -> Iterator[Guard]:
+    """The guards of the group whose rule decided: its live runs are those that no decision is about to end."""
+    if decision.group is None:
+        return
+    live, ending = groups.count_running(tx, run.project_id, decision.group, but_for=run.id)
+    if live == ending:
+        reason = f"it is the last run of the group {decision.group} that is not being stopped"
+        yield Guard(GuardKind.GROUP_LAST, reason, {"group": decision.group})
+    group = groups.find_group(tx, run.project_id, decision.group)
+    most = GroupRule("median").most_share if group is None else group_rules.read_rule(group).most_share
+    if ending + 1 > most * (live + 1):
+        reason = f"{ending + 1} of {live + 1} live runs of the group would be stopped at once"
+        details = {"stops": ending, "runs": live + 1, "most_share": most}
+        yield Guard(GuardKind.GROUP_SHARE, f"{reason}; the limit is {format_percent(most)}", details)
+
+
 def _find_run_guards(
-    tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime
+    tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime, action: Action
 ) -> Iterator[Guard]:
     record = run_details.load_health(tx, [run.id]).get(run.id)
     if health.find_liveness(run, record, project.stale_seconds, now) is not Liveness.ALIVE:
@@ -112,10 +136,9 @@ def _find_run_guards(
         yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)
     if run.best_checkpoint is None:
         yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")
-    if policy is not None and policy.action is PolicyAction.PARK and not _can_park(tx, project):
+    if action is Action.PARK and not _can_park(tx, project):
         reason = "no endpoint subscribes to run.park_requested, so the job cannot be parked"
         yield Guard(GuardKind.CANNOT_PARK, reason)
-    action = Action.STOP if policy is None else Action(policy.action)
     yield from raise_shared_job(runs.list_endangered_runs(tx, run, action))
 
 

@@ -53,10 +53,10 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
         project = projects.lock_project(tx, project_id)
         for locked_run, decision in held:
             others = runs.list_endangered_runs(tx, locked_run, decision.action)
-            found = guards.find_guards(tx, project, locked_run, now)
+            found = guards.find_guards(tx, project, locked_run, now, decision)
             if (
                 decision.state is not DecisionState.ON_HOLD
-                or not transitions.still_stops(project, locked_run, decision)
+                or not transitions.still_stops(tx, project, locked_run, decision)
                 or any(guard.kind is not GuardKind.SHARED_JOB for guard in found)
                 or not run_ids >= {other.id for other in others}
             ):

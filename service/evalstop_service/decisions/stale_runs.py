@@ -204,7 +204,7 @@ def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHeal
         events.announce_run_event(tx, EventType.STALE, project, run, now, health=report)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == DecisionState.PENDING:
-            raised = guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
+            raised = guards.find_guards(tx, projects.lock_project(tx, project.id), run, now, decision)
             holds.hold_stop(tx, run, [guard for guard in raised if guard.kind is GuardKind.STALE], now)
     elif record.state == Liveness.LOST:
         run = commands.end_run(tx, run, Liveness.LOST, now)

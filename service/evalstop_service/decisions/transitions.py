@@ -13,10 +13,11 @@ from uuid import UUID
 
 from msgspec import structs
 
-from evalstop_service.decisions import guards
+from evalstop_service.decisions import group_rules, guards
 from evalstop_service.domain import decision_lifecycle, decision_transitions
 from evalstop_service.domain.confidence_sequences import CARRIED_OUT, HELD_OUT, draw_number, observed_probability
 from evalstop_service.domain.decision_lifecycle import (
+    OPEN_EXPLOIT,
     STOPPING,
     Action,
     DecisionState,
@@ -47,46 +48,54 @@ from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
 
-def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
-    """Record the stop verdict of a run as a decision, and carry it out as far as permitted.
+def create_decision(
+    tx: Transaction, run: Run, step: int, now: datetime, ruled: Decision | None = None, *, enforces: bool = False
+) -> Decision:
+    """Record the stop verdict of a run, or what the rule of its group calls for, as a decision, and carry it out as far
+    as permitted. `ruled`: that decision as it begins; `enforces`: the mode of the rule.
 
     1. Draw whether the rollout stage of the policy enforces this stop, and whether it is held out. Each draw depends
-       only on the project's seed and the decision's id, so that anybody can repeat it.
+       only on the project's seed and the decision's id, so that anybody can repeat it. A rule has no rollout stage.
     2. Only a stop that would be carried out is checked against the guards, under the lock of the project: of two
        concurrent stops the second counts the first.
     3. Store the probability with which the run continues; evaluation weighs the case by it.
     4. Write the decision, its history and its events.
     """
-    decision_id, project = new_id(), projects.get_project(tx, run.project_id)
+    begun, project = ruled, projects.get_project(tx, run.project_id)
+    if begun is None:
+        policy = policies.read_policy(tx, run.policy_id)
+        begun = begin_decision(run, new_id(), now, step, run.verdict)
+        begun = replace(begun, action=Action.STOP if policy is None else Action(policy.action))
     enforced_share = 0.0
     may_enforce = run.mode is Mode.ENFORCE and project.max_mode is Mode.ENFORCE
-    if may_enforce:
+    if may_enforce and ruled is not None:
+        enforced_share = 1.0 if enforces else 0.0
+    elif may_enforce:
         stage = rollout_stages.find_stage(tx, run.project_id, run.policy_name)
         enforced_share = rollout_stage.get_enforced_share(stage, run.policy_version)
-    enforcement_draw = draw_number(project.seed, decision_id, CARRIED_OUT)
-    hold_out_draw = draw_number(project.seed, decision_id, HELD_OUT)
+    enforcement_draw = draw_number(project.seed, begun.id, CARRIED_OUT)
+    hold_out_draw = draw_number(project.seed, begun.id, HELD_OUT)
     enforced, held_out = enforcement_draw < enforced_share, hold_out_draw < project.held_out_share
-    if not may_enforce:
+    if not may_enforce or (ruled is not None and not enforced):
         draw = {}
     elif enforced:
         draw = {"held_out_share": project.held_out_share, "drawn": hold_out_draw}
     else:
         draw = {"enforced_share": enforced_share, "drawn": enforcement_draw}
-    policy = policies.read_policy(tx, run.policy_id)
+    begun = replace(begun, observed_probability=observed_probability(enforced_share, project.held_out_share))
     event = StopDecided(
         now,
-        actor=f"policy {run.policy_name} version {run.policy_version}",
-        reason=run.verdict.reason,
+        actor=f"policy {run.policy_name} version {run.policy_version}" if ruled is None else f"group {begun.group}",
+        reason=begun.verdict.reason,
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        guards=guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
+        guards=guards.find_guards(tx, projects.lock_project(tx, project.id), run, now, begun)
         if enforced and not held_out
         else (),
         held_out=held_out,
         draw=draw,
-        action=Action.STOP if policy is None else Action(policy.action),
+        action=begun.action,
     )
-    observed = observed_probability(enforced_share, project.held_out_share)
-    return _insert_decision(tx, project, run, decision_id, event, step, run.verdict, observed)
+    return _insert_decision(tx, project, run, begun, event)
 
 
 def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
@@ -101,20 +110,12 @@ def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
         return move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), event, project)
     step = run.last_step or 0
     verdict = Verdict(Call.STOP, step, None, f"{command.actor}: {command.reason}")
-    return _insert_decision(tx, project, run, new_id(), event, step, verdict, 0.0)
+    return _insert_decision(tx, project, run, begin_decision(run, new_id(), command.at, step, verdict), event)
 
 
-def _insert_decision(
-    tx: Transaction,
-    project: Project,
-    run: Run,
-    decision_id: UUID,
-    event: StopDecided | StopOrdered,
-    step: int,
-    verdict: Verdict,
-    observed_probability: float,
-) -> Decision:
-    begun = Decision(
+def begin_decision(run: Run, decision_id: UUID, now: datetime, step: int, verdict: Verdict) -> Decision:
+    """A decision on a run that is not stored and has not begun its life cycle."""
+    return Decision(
         id=decision_id,
         run_id=run.id,
         project_id=run.project_id,
@@ -124,16 +125,22 @@ def _insert_decision(
         verdict=verdict,
         best_checkpoint=run.best_checkpoint,
         policy_id=run.policy_id,
-        due_at=event.at,
-        created_at=event.at,
+        due_at=now,
+        created_at=now,
         run_name=run.name,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
-        observed_probability=observed_probability,
+        observed_probability=0.0,
     )
+
+
+def _insert_decision(
+    tx: Transaction, project: Project, run: Run, begun: Decision, event: StopDecided | StopOrdered
+) -> Decision:
     decision, instructions = decision_transitions.start_lifecycle(begun, event, choose_timeouts(project))
     _raise_refusal(instructions)
     decisions.add_decision(tx, decision)
+    _save_exploit(tx, run, decision)
     _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
 
@@ -156,6 +163,7 @@ def move_decision(
     _raise_refusal(instructions)
     if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
+    _save_exploit(tx, run, moved)
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
         cases.recompute_case(tx, run, decision.attempt)
@@ -170,13 +178,23 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    found = guards.find_guards(tx, project, run, now)
-    return move_decision(tx, run, decision, GuardsChecked(now, found, still_stops(project, run, decision)), project)
+    found, stops = guards.find_guards(tx, project, run, now, decision), still_stops(tx, project, run, decision)
+    withdrawn = "the rule of the group no longer calls for it" if decision.group is not None and not stops else None
+    return move_decision(tx, run, decision, GuardsChecked(now, found, stops, withdrawn), project)
 
 
-def still_stops(project: Project, run: Run, decision: Decision) -> bool:
-    is_current = run.status == RunStatus.RUNNING and run.attempt == decision.attempt
-    return run.verdict.stops and is_current and project.max_mode is Mode.ENFORCE
+def still_stops(tx: Transaction, project: Project, run: Run, decision: Decision) -> bool:
+    """Whether what decided, the policy or the rule of the group, still calls for it, and the project allows stops."""
+    if run.status != RunStatus.RUNNING or run.attempt != decision.attempt or project.max_mode is not Mode.ENFORCE:
+        return False
+    return run.verdict.stops if decision.group is None else group_rules.still_calls(tx, project, decision)
+
+
+def _save_exploit(tx: Transaction, run: Run, decision: Decision) -> None:
+    """Have the run's row hold its open copy, so that its posts need not look for one."""
+    if decision.action is Action.EXPLOIT:
+        is_open = decision.state in OPEN_EXPLOIT
+        runs.raise_version(tx, run.id, exploit=decision.exploit if is_open else None)
 
 
 def _raise_refusal(instructions: Sequence[Instruction]) -> None:
@@ -201,6 +219,8 @@ def _carry_out(
                 data = data | {"gpu_hours_left": hours_left}
                 if event_type in REQUEST_EVENTS:
                     data = data | {"job": _describe_job(tx, run, decision)}
+                if decision.exploit is not None:
+                    data["exploit"] = decision.exploit
                 if event_type in PENDING_EVENTS:
                     data["act_from_messages"] = project.act_from_messages
                 events.announce_run_event(tx, event_type, project, run, now, decision=decision, **data)
@@ -246,10 +266,16 @@ CLOSES_ATTEMPT = STOPPING | {DecisionState.MOOT}
 Decisions that follow their run are not included."""
 
 
+def list_followed(tx: Transaction, run: Run) -> list[Decision]:
+    """The decisions that change with the run: the one to end its attempt, and its open copy."""
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    copy = None if run.exploit is None else decisions.load_decision(tx, run.project_id, run.exploit.decision_id)
+    return [item for item in (decision, copy) if item is not None]
+
+
 def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
     """Cancel the undelivered stop of a run's current attempt, and record its case; the run is locked."""
-    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is not None:  # an undelivered stop must not apply to the attempt that begins now
+    for decision in list_followed(tx, run):  # what was not delivered must not apply to the attempt that begins now
         tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
         locked = decisions.lock_decision(tx, run.id, decision.id)
         move_decision(tx, run, locked, RunResumed(now, step, tried))
@@ -274,7 +300,7 @@ def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
     step = run.last_step or 0
     leave_attempt(tx, run, step, now)
     runs.add_attempt(tx, run.id, run.attempt + 1, step, now)
-    return structs.replace(run, attempt=run.attempt + 1, updated_at=now)
+    return structs.replace(run, attempt=run.attempt + 1, updated_at=now, exploit=None)
 
 
 def continue_lost_run(tx: Transaction, run: Run, now: datetime) -> Run:

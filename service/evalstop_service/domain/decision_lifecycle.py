@@ -12,6 +12,7 @@
     requested, escalated, failed ────────────────> vetoed     while nobody was handed the stop
     requested, acknowledged, escalated, failed ──> parked     an action to park: the job is set aside, and may return
     parked ──> undone | requested | confirmed | moot          it returns, a person has it stopped, or it ends
+    requested, acknowledged, escalated, failed ──> confirmed  an exploit: the trainer has made the copy
     shadow                                                    recorded only
     held_out                                                  not carried out by random assignment
 
@@ -26,8 +27,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.times import StopHours
@@ -56,13 +58,26 @@ class DecisionState(StrEnum):
 
 
 class Action(StrEnum):
-    """What receivers are asked to do: end the job, or park it so that it can return.
+    """What receivers are asked to do: end the job, or park it so that it can return; or the trainer, to go on from the
+    checkpoint of another run of its group.
 
     A parked job holds no GPU for which others wait: it is held, suspended, or runs on otherwise idle GPUs.
     """
 
     STOP = "stop"
     PARK = "park"
+    EXPLOIT = "exploit"
+
+
+class Exploit(Struct, frozen=True):
+    """The checkpoint of another run that a trainer is to load, and the hyperparameters to go on with."""
+
+    decision_id: Annotated[UUID, Meta(description="the decision, to be confirmed once the copy is made")]
+    source_run: Annotated[UUID, Meta(description="the run that is copied")]
+    source_name: Annotated[str, Meta(description="its name")]
+    source_step: Annotated[int, Meta(description="the step of its checkpoint; the copy goes on from there")]
+    source_checkpoint: Annotated[str, Meta(description="the URI of its checkpoint")]
+    hyperparameters: Annotated[dict[str, float | str], Meta(description="those that the copy goes on with")]
 
 
 ActionOfPerson = Literal["veto", "release", "undo", "stop"]
@@ -87,6 +102,8 @@ class GuardKind(StrEnum):
     NO_CHECKPOINT = "no_checkpoint"
     CANNOT_PARK = "cannot_park"
     SHARED_JOB = "shared_job"
+    GROUP_LAST = "group_last"
+    GROUP_SHARE = "group_share"
 
 
 NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
@@ -127,6 +144,9 @@ UNSENT = frozenset({DecisionState.PENDING, DecisionState.REQUESTED, DecisionStat
 
 VETOABLE = UNSENT | {DecisionState.ON_HOLD, DecisionState.FAILED}
 """A person can veto the stop, unless it was handed over."""
+
+OPEN_EXPLOIT = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING}
+"""The run is to copy another one, and has not done so."""
 
 RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
 """A run that recovers leaves these states, if the action is to park it."""
@@ -176,7 +196,7 @@ class Lifecycle:
         str, Meta(description="why it is in this state; for a stop on hold, the guards' reasons")
     ] = ""
     guard_kinds: list[str] = field(default_factory=list)
-    action: Annotated[Action, Meta(description="stop the job, or park it so that it can resume")] = Action.STOP
+    action: Annotated[Action, Meta(description="stop the job, park it, or exploit: copy another run")] = Action.STOP
     handed_over_at: Annotated[
         datetime | None, Meta(description="when the stop first went out; null: it can still be vetoed")
     ] = None
@@ -206,7 +226,7 @@ class Lifecycle:
 
 @dataclass(frozen=True)
 class StopDecided:
-    """The policy calls for a stop, or for the job to be parked.
+    """The policy, or the rule of the run's group, calls for a stop, for the job to be parked, or for a copy.
 
     `held_out`: random assignment holds it out, with the numbers in `draw`.
     """
@@ -252,11 +272,15 @@ class WindowReopened:
 
 @dataclass(frozen=True)
 class GuardsChecked:
-    """The guards of a decision on hold were rechecked; `verdict_stops`: the verdict still calls for the stop."""
+    """The guards of a decision on hold were rechecked; `verdict_stops`: the verdict still calls for the stop.
+
+    `withdrawn`: why the rule of a group that called for it no longer does.
+    """
 
     at: datetime
     guards: tuple[Guard, ...]
     verdict_stops: bool
+    withdrawn: str | None = None
 
 
 @dataclass(frozen=True)

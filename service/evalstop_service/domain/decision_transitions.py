@@ -10,6 +10,7 @@ from typing import Any
 from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
+    OPEN_EXPLOIT,
     RETURNING,
     SERVICE,
     STOPPING,
@@ -168,8 +169,9 @@ def _apply_time(lifecycle: L, event: TimePassed, timeouts: Timeouts) -> Transiti
     # Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
-    awaited = "is gone: the stop" if lifecycle.action is Action.STOP else "is parked: it"
-    reason = f"no receiver confirmed in time that the job {awaited} is {action}"
+    reason = f"no receiver confirmed in time that the job {_AWAITED[lifecycle.action]} is {action}"
+    if lifecycle.action is Action.EXPLOIT:
+        reason = "the trainer did not confirm the copy in time: it is asked again"
     lifecycle = replace(lifecycle, escalations=escalations)
     return _await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
         Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
@@ -177,10 +179,15 @@ def _apply_time(lifecycle: L, event: TimePassed, timeouts: Timeouts) -> Transiti
     ]
 
 
+_AWAITED = {Action.STOP: "is gone: the stop", Action.PARK: "is parked: it", Action.EXPLOIT: ""}
+
+
 def _find_failure(lifecycle: L, event: TimePassed, *, refused: bool) -> str | None:
     """Why an unconfirmed stop is not requested again."""
     if event.attempt_over:  # it might end the current attempt
         return "no receiver reported what became of the job, and the run resumed in a new attempt"
+    if lifecycle.action is Action.EXPLOIT:
+        return "the trainer did not confirm the copy, even after it was asked again" if lifecycle.escalations else None
     if refused:
         return f"no receiver accepts the request: {event.refusal}"
     if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
@@ -200,6 +207,9 @@ def _remind_of_parked(lifecycle: L, at: datetime) -> Transition[L]:
 def _apply_guard_check(lifecycle: L, event: GuardsChecked, timeouts: Timeouts) -> Transition[L]:
     if lifecycle.state is not DecisionState.ON_HOLD:
         return lifecycle, []
+    if event.withdrawn is not None:
+        lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, event.withdrawn)
+        return lifecycle, [record]
     if event.verdict_stops and not event.guards:
         return _open_veto_window(lifecycle, event.at, SERVICE, "no guard holds the stop any longer", timeouts)
     if event.verdict_stops and _list_kinds(event.guards) != lifecycle.guard_kinds:
@@ -218,6 +228,8 @@ def _apply_release(lifecycle: L, event: Released, timeouts: Timeouts) -> Transit
 
 
 def _apply_order(lifecycle: L, event: StopOrdered, timeouts: Timeouts) -> Transition[L]:
+    if lifecycle.action is Action.EXPLOIT:
+        return lifecycle, [Refuse("the run is to copy another one; order its stop by itself")]
     if lifecycle.state in AWAITING_CONFIRMATION and lifecycle.action is Action.PARK:
         return lifecycle, [Refuse("the job is being parked; stop the run once it is parked")]
     if lifecycle.state in AWAITING_CONFIRMATION:
@@ -286,13 +298,15 @@ def _apply_report(lifecycle: L, event: Reported, timeouts: Timeouts) -> Transiti
     if event.state is DecisionState.PARKED:
         parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
         return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
-    if lifecycle.state is DecisionState.OBEYED:
-        return ended, [record]  # announced when the trainer ended the run
+    if lifecycle.state is DecisionState.OBEYED or lifecycle.action is Action.EXPLOIT:
+        return ended, [record]  # announced when the trainer ended the run; a copy does not end it
     return ended, [record, Announce(EventType.STOPPED, {"report": event.details})]
 
 
 def _apply_run_end(lifecycle: L, event: RunEnded) -> Transition[L]:
     ended = f"the run ended by itself: {event.status}"
+    if lifecycle.action is Action.EXPLOIT:
+        return _drop_exploit(lifecycle, ended)
     if lifecycle.state is DecisionState.FAILED and not lifecycle.state_reason.endswith(ended):
         reason = f"{lifecycle.state_reason}; {ended}"
         return lifecycle, [Record(DecisionState.FAILED, SERVICE, reason)]
@@ -307,14 +321,24 @@ def _apply_run_end(lifecycle: L, event: RunEnded) -> Transition[L]:
 
 
 def _apply_obedience(lifecycle: L, event: RunObeyed) -> Transition[L]:
-    if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is Action.PARK:
+    if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is not Action.STOP:
         return lifecycle, []
     reason = "the trainer saw the stop and ended the run by itself"
     lifecycle, record = _end_decision(lifecycle, DecisionState.OBEYED, event.actor, reason)
     return lifecycle, [Cancel(reason), record, Announce(EventType.STOPPED, {"report": {"reason": reason}})]
 
 
+def _drop_exploit(lifecycle: L, why: str) -> Transition[L]:
+    """End an exploit that is not confirmed yet: the run goes on without it, or not at all."""
+    if lifecycle.state not in OPEN_EXPLOIT:
+        return lifecycle, []
+    lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, why)
+    return lifecycle, [Cancel(why), record]
+
+
 def _apply_resume(lifecycle: L, event: RunResumed) -> Transition[L]:
+    if lifecycle.action is Action.EXPLOIT:
+        return _drop_exploit(lifecycle, f"the trainer resumed from step {event.step} before it confirmed the copy")
     instructions: list[Instruction] = [Cancel("the run resumed in a new attempt")]
     if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
         state, before = DecisionState.VETOED, "the stop was requested"
@@ -338,8 +362,12 @@ def _apply_undo(lifecycle: L, event: Undone) -> Transition[L]:
         advice = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         why = "cannot be undone: its stop was never requested"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state} and {why}{advice}")]
+    copies = lifecycle.action is Action.EXPLOIT
+    if copies and lifecycle.state is DecisionState.CONFIRMED:
+        return lifecycle, [Refuse("the copy was made; have the trainer resume from a checkpoint of its own")]
     lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
-    return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
+    announced = [] if copies else [Announce(EventType.RESUME_REQUESTED)]
+    return lifecycle, [Cancel("the decision was undone"), record, *announced]
 
 
 def _apply_recovery(lifecycle: L, event: Recovered) -> Transition[L]:
@@ -359,7 +387,8 @@ def _put_on_hold(lifecycle: L, at: datetime, guards: tuple[Guard, ...], actor: s
     on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, escalations=0)
     on_hold = replace(on_hold, guard_kinds=_list_kinds(guards))
     details = _describe_guards(guards)
-    return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
+    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_ON_HOLD, details)]
+    return on_hold, [Record(on_hold.state, actor, reason, details), *announced]
 
 
 def _open_veto_window(
@@ -380,11 +409,11 @@ def _open_veto_window(
 
 
 def _request_type(lifecycle: Lifecycle) -> EventType:
-    return EventType.STOP_REQUESTED if lifecycle.action is Action.STOP else EventType.PARK_REQUESTED
+    return EventType(f"run.{lifecycle.action}_requested")
 
 
 def _pending_type(lifecycle: Lifecycle) -> EventType:
-    return EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
+    return EventType(f"run.{lifecycle.action}_pending")
 
 
 def _await_report(
@@ -396,7 +425,8 @@ def _await_report(
 
 def _fail_decision(lifecycle: L, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition[L]:
     failed, record = _end_decision(lifecycle, DecisionState.FAILED, actor, reason, report)
-    return replace(failed, failed_at=at), [record, Announce(EventType.STOP_FAILED, {"report": report})]
+    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_FAILED, {"report": report})]
+    return replace(failed, failed_at=at), [record, *announced]
 
 
 def _end_decision(

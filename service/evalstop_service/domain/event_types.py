@@ -18,6 +18,8 @@ class EventType(StrEnum):
     STOPPED = "run.stopped"
     PARK_PENDING = "run.park_pending"
     PARK_REQUESTED = "run.park_requested"
+    EXPLOIT_PENDING = "run.exploit_pending"
+    EXPLOIT_REQUESTED = "run.exploit_requested"
     PARKED = "run.parked"
     PARK_OVERDUE = "run.park_overdue"
     STOP_FAILED = "run.stop_failed"
@@ -42,11 +44,14 @@ SUBSCRIBABLE = tuple(event_type for event_type in EventType if event_type is not
 STOP_EVENTS = (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)
 """Events that ask a receiver to end a job."""
 
-REQUEST_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
+PARKING_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
 """Events that ask a receiver to end or to park a job."""
 
-PENDING_EVENTS = (EventType.STOP_PENDING, EventType.PARK_PENDING)
-"""Events that tell people of a stop while they can veto it."""
+REQUEST_EVENTS = (*PARKING_EVENTS, EventType.EXPLOIT_REQUESTED)
+"""The same, and the event that asks one to restart a job from the checkpoint of another run."""
+
+PENDING_EVENTS = (EventType.STOP_PENDING, EventType.PARK_PENDING, EventType.EXPLOIT_PENDING)
+"""Events that tell people of a stop or copy while they can veto it."""
 
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Events that ask a receiver to act: they do not wait behind other events of their run."""
@@ -68,7 +73,7 @@ class Preset:
 
 PRESETS = {
     "receiver": Preset("a receiver that stops jobs", (*STOP_EVENTS, EventType.RESUME_REQUESTED)),
-    "parking_receiver": Preset("a receiver that can park jobs too", (*REQUEST_EVENTS, EventType.RESUME_REQUESTED)),
+    "parking_receiver": Preset("a receiver that can park jobs too", (*PARKING_EVENTS, EventType.RESUME_REQUESTED)),
     "owner": Preset(
         "the owner of each run",
         (

@@ -48,7 +48,8 @@ def record_case(tx: Transaction, run: Run, now: datetime) -> None:
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     recorded = cases.find_outcome(tx, run.id, run.attempt)
     if (recorded is None or recorded.derived) and run.pruned_at is None:
-        recorded = _derive_outcome(tx, run, decision, recorded, now)
+        of_policy = None if decision is not None and decision.group is not None else decision
+        recorded = _derive_outcome(tx, run, of_policy, recorded, now)
     _save_case(tx, run, run.attempt, decision, recorded, run.ended_at or now)
 
 
@@ -154,7 +155,8 @@ def _save_case(
     changes = decisions.list_changes(tx, decision) if decision is not None else []
     parked = _measure_parked(changes, start.started_at, ended_at)  # without the parked time before this attempt
     hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at, parked or 0.0)
-    run_outcome = _find_run_outcome(recorded, decision)
+    is_flagged = decision is not None and decision.group is None
+    run_outcome = _find_run_outcome(recorded, decision if is_flagged else None)
     case = Case(
         run_id=run.id,
         attempt=attempt,
@@ -176,7 +178,7 @@ def _save_case(
     )
     if decision is None:
         cases.save_case(tx, case)
-    elif decision.ordered:  # by a person: the policy let the run continue, which is judged
+    elif decision.ordered or not is_flagged:  # by a person, or the rule of a group: the policy let the run continue
         judged = outcome.judge_decision(RunOutcome(case.run_outcome), None, None)
         cases.save_case(tx, replace(case, outcome=judged))
     else:

@@ -10,7 +10,7 @@ from evalstop_detectors import Kind, MonitorState, Verdict, state_to_json
 from msgspec.structs import replace
 
 from evalstop_service.decisions import commands, transitions
-from evalstop_service.domain.decision_lifecycle import DecisionState, Recovered
+from evalstop_service.domain.decision_lifecycle import DecisionState, GuardsChecked, Recovered, Reported
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.run import COMBINED_METRIC, Call
 from evalstop_service.domain.statuses import RunStatus
@@ -20,6 +20,7 @@ from evalstop_service.ingest.messages import (
     CheckpointSaved,
     EvalAnswered,
     EvalChanged,
+    Exploited,
     Receipt,
     Resumed,
     RolesCorrected,
@@ -59,8 +60,8 @@ def carry_out(
     before, state, decision = changes.before, changes.state, changes.before.decision
     run, superseded = state.run, 0
     runs.save_changes(tx, before.run, run)
-    if isinstance(changes.content, Resumed):
-        superseded = _begin_attempt(tx, before.run, run, changes.content.step, now)
+    if isinstance(changes.content, Resumed | Exploited):
+        superseded = _begin_attempt(tx, before.run, run, changes.content, now)
         decision = transitions.carry_decision(tx, run)
     _save_content(tx, changes, now)
     _save_scores(tx, changes, now)
@@ -79,6 +80,7 @@ def carry_out(
             run, decision = _return_run(tx, run, decision, now), None
             state = replace(state, run=run)
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
+        decision = _withdraw_ruled(tx, run, decision, now)
         if decision is None:
             assert state.monitor.verdict.step is not None, "a stop verdict has a step"
             decision = transitions.create_decision(tx, run, state.monitor.verdict.step, read_time(tx))
@@ -111,6 +113,8 @@ def _save_content(tx: Transaction, changes: Changes, now: datetime) -> None:
             run_details.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
         case Resumed(step, actor):
             audit_change(actor, "run.resumed", {"step": step, "attempt": run.attempt})
+        case Exploited(decision_id, actor):
+            audit_change(actor, "run.exploited", {"decision": str(decision_id), "attempt": run.attempt})
         case RolesCorrected(metrics, actor):
             audit_change(actor, "run.metrics_changed", {"before": before.metrics, "after": metrics})
         case EvalChanged(step, reason, version, actor):
@@ -136,13 +140,32 @@ def _keep_monitor(tx: Transaction, kept: MonitorState | None, state: RunState) -
     return state if kept is not None else replace(state, unsaved=0)
 
 
-def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
+def _begin_attempt(tx: Transaction, before: Run, run: Run, content: Resumed | Exploited, now: datetime) -> int:
     """Supersede what was observed after the step; returns the number of observations."""
+    if isinstance(content, Exploited):
+        locked = decisions.lock_decision(tx, run.id, content.decision_id)
+        made = Reported(now, DecisionState.CONFIRMED, content.actor, "the trainer has made the copy", {})
+        copy = transitions.move_decision(tx, before, locked, made).exploit
+        assert copy is not None, "the decision is to copy a run"
+        step, before = copy.source_step, replace(before, exploit=None)
+    else:
+        step = content.step
     transitions.leave_attempt(tx, before, step, now)
     superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
     run_details.supersede_checkpoints(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
     return superseded
+
+
+def _withdraw_ruled(tx: Transaction, run: Run, decision: Decision | None, now: datetime) -> Decision | None:
+    """The decision, unless it is on hold and that of the rule of a group: what holds the rule does not hold the
+    policy."""
+    if decision is None or decision.group is None or decision.state is not DecisionState.ON_HOLD:
+        return decision
+    locked = decisions.lock_decision(tx, run.id, decision.id)
+    if locked.state is DecisionState.ON_HOLD:
+        transitions.move_decision(tx, run, locked, GuardsChecked(now, (), False, "the policy calls for a stop itself"))
+    return decisions.find_decision_of_attempt(tx, run.id, run.attempt)
 
 
 def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:

@@ -11,10 +11,11 @@ from datetime import datetime
 from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.quotas import LEAST_METRICS, Quota
 from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.statuses import OPEN, RunStatus
-from evalstop_service.errors import Conflict, QuotaReached
+from evalstop_service.errors import Conflict, NotFound, QuotaReached
 from evalstop_service.evaluation import change_point
 from evalstop_service.ingest.changes import Changes, choose_checkpoint, settle_row, write_receipt
 from evalstop_service.ingest.combined_evals import (
@@ -31,6 +32,7 @@ from evalstop_service.ingest.messages import (
     Content,
     EvalAnswered,
     EvalChanged,
+    Exploited,
     Observations,
     Receipt,
     Resumed,
@@ -46,7 +48,7 @@ from evalstop_service.ingest.run_state import (
 )
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
-from evalstop_service.store import ingest, observations, projects, run_details, runs
+from evalstop_service.store import decisions, ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_details import EvalRequest
@@ -87,6 +89,8 @@ class Edit:
                 self._add_checkpoint(content)
             case Resumed():
                 self._resume(content)
+            case Exploited():
+                self._exploit(content)
             case RolesCorrected():
                 self._correct_roles(content)
             case EvalChanged():
@@ -163,23 +167,50 @@ class Edit:
 
         The first attempt was begun at step 0.
         """
-        tx, before, run, step = self._tx, self._before, self._before.run, content.step
+        tx, run, step = self._tx, self._before.run, content.step
         saved = run_details.list_checkpoints(tx, run.id)
         is_empty = not any(item.attempt == run.attempt for item in saved)
         is_empty = is_empty and not observations.has_observations(tx, run.id, run.attempt)
         if run.status in OPEN and (runs.get_resumed_step(tx, run) or 0) == step and is_empty:
             self._leave_unchanged()
             return
+        self._begin_attempt(step, carry_into_attempt(run.eval_changes, step))
+
+    def _exploit(self, content: Exploited) -> None:
+        """Begin a new attempt at the step of the copied checkpoint: evals after it are measured of another lineage.
+
+        A copy that was confirmed before changes nothing. Raises Conflict where it may not be made any more.
+        """
+        run = self._before.run
+        decision = decisions.load_decision(self._tx, run.project_id, content.decision_id)
+        copy = decision.exploit
+        if copy is None or decision.run_id != run.id:
+            raise NotFound(f"there is no copy {content.decision_id} of this run")
+        if decision.state is DecisionState.CONFIRMED:
+            self._leave_unchanged()
+            return
+        if decision.attempt != run.attempt:
+            raise Conflict(f"the copy is of attempt {decision.attempt}, but the run is in attempt {run.attempt}")
+        step, kept = copy.source_step, [item for item in run.eval_changes if item.step <= copy.source_step]
+        version = run.eval_changes[-1].version if run.eval_changes else None
+        reason = f"copy of {copy.source_name} at step {step}"
+        self._begin_attempt(step, (*kept, EvalChange(step + 1, reason, content.actor, self._now, version)))
+
+    def _begin_attempt(self, step: int, eval_changes: tuple[EvalChange, ...]) -> None:
+        """Begin a new attempt after this step, with these changes of the eval."""
+        tx, before, run = self._tx, self._before, self._before.run
+        saved = run_details.list_checkpoints(tx, run.id)
         follows = before.decision is not None and before.decision.follows_run
         last_steps = observations.load_last_steps(tx, [run], until=step)[run.id]
         scores = Scores().add_checkpoints({item.step: item.uri for item in saved if item.step <= step})
-        state = with_eval_changes(before, carry_into_attempt(run.eval_changes, step))
+        state = with_eval_changes(before, eval_changes)
         state = replace(state, scores=scores, last_steps=last_steps, combined=None)
         if not follows:
             state = replace(state, decision=None)
         state = self._replay(state, (step + 1, -1), [], NO_SCORES, rescored=True, until=step)
         changes: RunChanges = {
             "attempt": run.attempt + 1,
+            "exploit": None,
             "status": run.status if run.status in OPEN and follows else RunStatus.RUNNING,
             "ended_at": None,
             "turn": None,

@@ -108,8 +108,10 @@ def list_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
     return listed
 
 
-def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUID, Decision], dict[UUID, EvalRequest]]:
-    """The decisions of these runs, and the paired evaluations that await their answers."""
+def load_followed(
+    tx: Transaction, states: Iterable[RunState]
+) -> tuple[dict[UUID, Decision | None], dict[UUID, EvalRequest]]:
+    """The decisions of these runs, where they may have changed, and the paired evaluations that await their answers."""
     states = list(states)
     places = {
         state.run.id: (state.run.attempt, request.step)
@@ -118,7 +120,7 @@ def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUI
     }
     deciding = [state.run.id for state in states if state.awaits_decision]
     return (
-        decisions.load_decisions(tx, deciding) if deciding else {},
+        dict.fromkeys(deciding) | decisions.load_decisions(tx, deciding) if deciding else {},
         run_details.load_unanswered(tx, places) if places else {},
     )
 

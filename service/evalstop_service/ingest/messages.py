@@ -41,6 +41,13 @@ class Resumed(msgspec.Struct, frozen=True):
     actor: str = SERVICE
 
 
+class Exploited(msgspec.Struct, frozen=True):
+    """The trainer has made a copy that it was asked to make; `actor`: for the audit log."""
+
+    decision_id: UUID
+    actor: str
+
+
 class RolesCorrected(msgspec.Struct, frozen=True):
     """A person assigned roles to metrics; `actor`: for the audit log."""
 
@@ -70,7 +77,7 @@ class EvalAnswered(msgspec.Struct, frozen=True):
     actor: str
 
 
-Content = Observations | CheckpointSaved | Resumed | RolesCorrected | EvalChanged | EvalAnswered
+Content = Observations | CheckpointSaved | Resumed | Exploited | RolesCorrected | EvalChanged | EvalAnswered
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -13,8 +13,10 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from evalstop_detectors import find_total_steps
+from evalstop_detectors import GroupRule, find_total_steps
+from msgspec import json, structs
 
+from evalstop_service.decisions import group_rules
 from evalstop_service.domain.decision_lifecycle import SERVICE, Mode
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import NOTHING_SAID, MetricFields, RunDescription
@@ -22,7 +24,8 @@ from evalstop_service.domain.statuses import OPEN
 from evalstop_service.errors import Conflict
 from evalstop_service.projects.policies import is_allowed
 from evalstop_service.store import keys
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.audit import Author
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -75,16 +78,17 @@ class LimitedField(StrEnum):
 
     MODE = "mode"
     POLICY = "policy"
+    POPULATION = "population"
 
 
 @dataclass(frozen=True)
 class Limit:
     """What was requested, what is used instead, and the setting of the project that limits it."""
 
-    field: Annotated[LimitedField, doc("the requested field: mode or policy")]
+    field: Annotated[LimitedField, doc("the requested field: mode, policy or population")]
     requested: Annotated[str, doc("the requested value")]
     used: Annotated[str, doc("the value used instead")]
-    setting: Annotated[str, doc("the project's setting that forbids it")]
+    setting: Annotated[str, doc("what forbids it: a setting of the project, or the group with its rule")]
 
 
 def apply_limits(project: Project, request: OpenRequest) -> OpenRequest:
@@ -106,6 +110,18 @@ def describe_limits(project: Project, request: OpenRequest, run: Run) -> list[Li
         policy = f"{run.policy_name}@{run.policy_version}"
         limits.append(Limit(LimitedField.POLICY, request.policy, policy, "allowed_policies"))
     return limits
+
+
+def offer_rule(database: Database, author: Author, group: str, rule: GroupRule) -> list[Limit]:
+    """Give a group a rule unless it has one; returns what the trainer did not get of its own."""
+    with database.transaction() as tx:
+        stands = group_rules.set_rule(tx, author, group, rule, may_change=False)
+    if stands == rule:
+        return []
+    if stands == structs.replace(rule, mode=stands.mode):
+        return [Limit(LimitedField.POPULATION, rule.mode, stands.mode, f"max_mode, or the rule of group {group}")]
+    requested, used = (json.encode(one).decode() for one in (rule, stands))
+    return [Limit(LimitedField.POPULATION, requested, used, f"the rule of group {group}")]
 
 
 def _is_mode_allowed(project: Project, mode: Mode | None) -> bool:

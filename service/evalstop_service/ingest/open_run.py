@@ -306,7 +306,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     begins = moves and transitions.is_spent(tx, run)
     if begins:
         new_attempt = transitions.begin_attempt(tx, run, now)
-        changed = replace(changed, attempt=new_attempt.attempt, turn=None, status=RunStatus.RUNNING)
+        changed = replace(changed, attempt=new_attempt.attempt, exploit=None, turn=None, status=RunStatus.RUNNING)
     runs.save_run(tx, changed)
     if run.status not in OPEN and not begins:
         cases.remove_case(tx, run)

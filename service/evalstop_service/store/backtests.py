@@ -115,7 +115,10 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
         )
         .join(policies, policies.c.id == page.c.policy_id)
         .join(attempts, (attempts.c.run_id == page.c.id) & (attempts.c.attempt == page.c.attempt))
-        .outerjoin(decisions, (decisions.c.run_id == page.c.id) & (decisions.c.attempt == page.c.attempt))
+        .outerjoin(
+            decisions,
+            (decisions.c.run_id == page.c.id) & (decisions.c.attempt == page.c.attempt) & decisions.c.group.is_(None),
+        )
         .outerjoin(cases, (cases.c.run_id == page.c.id) & (cases.c.attempt == page.c.attempt))
         .order_by(page.c.id.desc())
     )

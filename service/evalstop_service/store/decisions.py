@@ -18,7 +18,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
 from evalstop_service.store.tables.columns import columns_of
-from evalstop_service.store.tables.decisions import IS_UNSENT
+from evalstop_service.store.tables.decisions import ENDS_ATTEMPT, IS_UNSENT
 from evalstop_service.store.tables.decisions import Decision as Decision
 from evalstop_service.store.tables.decisions import DecisionChange as DecisionChange
 
@@ -95,13 +95,19 @@ def load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decis
 
 
 def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
-    """The decision on an attempt of a run."""
+    """The decision to end an attempt of a run."""
     return find_one(tx, Decision, _FIND_OF_ATTEMPT, {"of_run": run_id, "of_attempt": attempt})
 
 
+def list_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> list[Decision]:
+    """All decisions on an attempt of a run: exploits, and what the rule of its group only recorded, too."""
+    return find_all(tx, Decision, SELECT.where(decisions.c.run_id == run_id, decisions.c.attempt == attempt))
+
+
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
-    """The decision on the current attempt of each of these runs that has one."""
-    query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
+    """The decision to end the current attempt of each of these runs that has one."""
+    of_attempt = (decisions.c.attempt == runs.c.attempt, sa.text(ENDS_ATTEMPT))
+    query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), *of_attempt)
     return {decision.run_id: decision for decision in find_all(tx, Decision, query)}
 
 
@@ -117,6 +123,7 @@ def count_issued_stops(
         .where(
             decisions.c.project_id == project_id,
             decisions.c.state.not_in(never),
+            sa.text(ENDS_ATTEMPT),
             (decisions.c.due_at > since) | (decisions.c.state == sa.literal_column("'pending'")),
             (decisions.c.run_id != but_for[0]) | (decisions.c.attempt != but_for[1]),
         )
@@ -146,6 +153,12 @@ def list_decisions(
     created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
     query = SELECT.where(table.project_id == project_id, *created)
     return find_page(tx, Decision, query, table.id, before, limit)
+
+
+def list_of_group(tx: Transaction, project_id: UUID, group: str, limit: int) -> list[Decision]:
+    """The newest decisions of the rule of a group, newest first."""
+    query = SELECT.where(decisions.c.project_id == project_id, decisions.c.group == group)
+    return find_page(tx, Decision, query, decisions.c.id, None, limit)
 
 
 def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
@@ -181,7 +194,9 @@ PENDING = decisions.c.state == sa.literal_column("'pending'")
 _LOAD = SELECT.where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
 
 _FIND_OF_ATTEMPT = SELECT.where(
-    decisions.c.run_id == sa.bindparam("of_run"), decisions.c.attempt == sa.bindparam("of_attempt")
+    decisions.c.run_id == sa.bindparam("of_run"),
+    decisions.c.attempt == sa.bindparam("of_attempt"),
+    sa.text(ENDS_ATTEMPT),
 )
 
 _RUN_POLICIES = policies.alias()

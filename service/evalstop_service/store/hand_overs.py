@@ -19,7 +19,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPING, DecisionState, GuardKind, Record
+from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPING, Action, DecisionState, GuardKind, Record
 from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.domain.statuses import OPEN, DeliveryState
 from evalstop_service.store import runs
@@ -84,7 +84,8 @@ def try_hand_over(tx: Transaction, run: Run, decision: Decision, receiver: str, 
     The decision is locked. The others are locked here, so that none of them is vetoed meanwhile.
     """
     columns = decisions.c
-    others = [other for other in runs.list_others(tx, run) if other.decision_id is not None]
+    copies = decision.action is Action.EXPLOIT  # which reaches its own run alone
+    others = [] if copies else [other for other in runs.list_others(tx, run) if other.decision_id is not None]
     locked = sa.select(columns.id).where(columns.id.in_([other.decision_id for other in others]))
     if others and len(tx.execute(locked.with_for_update(key_share=True, skip_locked=True)).all()) < len(others):
         return False
@@ -108,7 +109,7 @@ def may_go_out(tx: Transaction, run: Run, decision: Decision, now: datetime) -> 
     paused_at, hours = tx.execute(query).one()
     if paused_at is not None or (hours is not None and hours.find_opening(now) > now):
         return False
-    if run.job_key is None:
+    if run.job_key is None or decision.action is Action.EXPLOIT:
         return True
     if runs.has_pending_stop(tx, run, decision.action):
         return False
@@ -184,7 +185,7 @@ _UNSENT = sa.select(
 _OTHER, _OTHERS_DECISION = run_table.alias(), decisions.alias()
 
 # Another live run of the job for which nobody wants the action.
-_HAS_SPARED = sa.exists().where(
+_HAS_SPARED = (decisions.c.action != Action.EXPLOIT) & sa.exists().where(
     _OTHER.c.project_id == run_table.c.project_id,
     _OTHER.c.job_key == run_table.c.job_key,
     _OTHER.c.id != run_table.c.id,
@@ -297,6 +298,7 @@ def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
 
 _REFUSED = (
     decisions.c.state.in_((DecisionState.REQUESTED, DecisionState.ESCALATED))
+    & (decisions.c.action != Action.EXPLOIT)  # its trainer may make the copy, whatever receivers answer
     & _is_delivery(DeliveryState.DEAD)
     & ~_is_delivery(DeliveryState.WAITING, DeliveryState.DELIVERED)
 )

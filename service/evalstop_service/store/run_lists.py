@@ -27,6 +27,7 @@ from evalstop_service.store.tables import (
     running_runs,
     runs,
 )
+from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
 
 _TRIGRAM = 3
 _SEARCHED = 20_000
@@ -319,7 +320,7 @@ def _list_alerts(
 
 
 def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:
-    of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt)
+    of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt) & sa.text(ENDS_ATTEMPT)
     return query.join_from(decisions, runs, of_attempt).where(
         runs.c.project_id == project_id, runs.c.status.in_(OPEN), decisions.c.state.in_(states)
     )

@@ -10,13 +10,14 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
+from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, Exploit, GuardKind
 from evalstop_service.domain.labels import JobPart, find_job_part, read_gpus
 from evalstop_service.domain.run import BestCheckpoint, Call, ChangePoint, FirstCall, RawMaximum, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, running_runs, runs
+from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
 from evalstop_service.store.tables.runs import Run as Run
 from evalstop_service.store.tables.runs import RunningRun
 
@@ -35,6 +36,7 @@ class RunChanges(TypedDict, total=False):
     ended_at: datetime | None
     detector_failure: str | None
     calls: dict[str, FirstCall]
+    exploit: Exploit | None
 
 
 FOUND_AGAIN: RunChanges = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
@@ -169,6 +171,11 @@ def save_changes(tx: Transaction, before: Run, run: Run) -> None:
         _save_copy(tx, run)
 
 
+def raise_version(tx: Transaction, run_id: UUID, **values: Any) -> None:
+    """Change columns of a run, which is locked; run caches then reload it with its decision."""
+    tx.execute(runs.update().where(runs.c.id == run_id).values(version=runs.c.version + 1, **values))
+
+
 def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     """How many runs of a project have not ended, counted up to `most`."""
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING).limit(most)
@@ -181,7 +188,9 @@ POLICY_COLUMNS = (policies.c.name.label("policy_name"), policies.c.version.label
 _SELECT = sa.select(*runs.c, *POLICY_COLUMNS).join(policies, policies.c.id == runs.c.policy_id)
 
 _SELECT_WITH_COUNTS = _SELECT.add_columns(
-    sa.exists().where(decisions.c.run_id == runs.c.id, decisions.c.attempt == runs.c.attempt).label("has_decision"),
+    sa.exists()
+    .where(decisions.c.run_id == runs.c.id, decisions.c.attempt == runs.c.attempt, sa.text(ENDS_ATTEMPT))
+    .label("has_decision"),
     sa.select(sa.func.count())
     .where(checkpoints.c.run_id == runs.c.id, checkpoints.c.superseded_by == LIVE)
     .scalar_subquery()
@@ -237,7 +246,8 @@ def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
 
 
 def list_endangered_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
-    """Those of these runs that the action would reach: all of the job's, unless a smaller part of it can be stopped."""
+    """Those of these runs that the action would reach: all of the job's, unless a smaller part of it can be stopped. A
+    copy reaches its own run alone."""
     return [other for other in list_spared_runs(tx, run, action) if _reaches(action, run, other.part)]
 
 
@@ -254,12 +264,14 @@ def has_pending_stop(tx: Transaction, run: Run, action: Action, after: datetime 
 
 def _reaches(action: Action, run: Run, part: JobPart | None) -> bool:
     """Whether an action on a run also affects this part of its job."""
+    if action is Action.EXPLOIT:
+        return False
     return part is None or find_own_part(run, action) in (None, part)
 
 
 def find_own_part(run: Run, action: Action) -> JobPart | None:
     """The part of its job that an action on a run may reach alone; None: all of the job. Jobs are parked whole."""
-    own = None if action is Action.PARK else find_job_part(run.labels)
+    own = find_job_part(run.labels) if action is Action.STOP else None
     return own if own is not None and own.can_be_ended else None
 
 
@@ -274,7 +286,7 @@ def list_others(tx: Transaction, run: Run) -> Sequence[sa.Row[Any]]:
         return []
     columns = (runs.c.id, runs.c.name, runs.c.labels, runs.c.created_at, decisions.c.id.label("decision_id"))
     query = sa.select(*columns, *(decisions.c[name] for name in _ASKED)).outerjoin(
-        decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt)
+        decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt) & sa.text(ENDS_ATTEMPT)
     )
     return tx.execute(query.where(_is_of_job(run), runs.c.status.in_(OPEN)).order_by(runs.c.id)).all()
 

@@ -249,6 +249,7 @@ def _list(scopes: tuple[str, ...]) -> str:
 Ingest = Annotated[Caller, Depends(may("ingest"))]
 Read = Annotated[Caller, Depends(may("read"))]
 ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest"))]
+IngestOrOperate = Annotated[Caller, Depends(may("ingest", "operate"))]
 IngestOrReport = Annotated[Caller, Depends(may("ingest", "report", "operate"))]
 AnyScope = Annotated[Caller, Depends(may("read", "ingest", "report", "operate"))]
 AnyScopeOrBound = Annotated[Caller, Depends(may("read", "ingest", "report", "operate", bound=True))]

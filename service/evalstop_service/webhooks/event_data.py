@@ -13,6 +13,7 @@ from uuid import UUID
 from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.domain.confidence_sequences import Estimate
+from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
@@ -44,13 +45,16 @@ class Run(Struct):
 
 
 class Decision(Struct):
-    """The decision to stop the run, or to park it."""
+    """The decision to stop the run, to park it, or to have it copy another one."""
 
     id: UUID
-    action: Annotated[str, Meta(description="stop or park: what receivers should do")]
+    action: Annotated[str, Meta(description="stop, park or exploit: what receivers should do")]
     state: str
     step: int
     due_at: Annotated[datetime, Meta(tz=True, description="the end of the veto window")]
+    group: Annotated[str | None, Meta(description="the group whose rule decided; null: the policy or a person did")] = (
+        None
+    )
 
 
 class Job(Struct):
@@ -193,6 +197,18 @@ class StopPending(DecisionEvent, kw_only=True):
     """A veto window opened."""
 
     act_from_messages: Annotated[bool, Meta(description="messages to people hold a link to veto the stop")]
+
+
+class ExploitPending(StopPending, kw_only=True):
+    """A veto window opened for a copy."""
+
+    exploit: Exploit
+
+
+class ExploitRequested(StopRequested, kw_only=True):
+    """The trainer is asked, or a receiver restarts its job, to go on from the checkpoint of another run."""
+
+    exploit: Exploit
 
 
 class StopOnHold(DecisionEvent, kw_only=True):

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.domain.confidence_sequences import Bounds, Estimate
+from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import FaultKind, MetricFault
 from evalstop_service.domain.metric_rules import RuleBreach
@@ -70,6 +71,14 @@ _RUN: dict[str, Any] = {
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
 _JOB = event_data.Job("job", [])
+_EXPLOIT = Exploit(
+    decision_id=UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"),
+    source_run=UUID("0199aa0d-2222-7e22-8f33-445566778899"),
+    source_name="ppo-7b-seed5",
+    source_step=120,
+    source_checkpoint="s3://runs/ppo-7b-seed5/120",
+    hyperparameters={"lr": 8e-7},
+)
 _REQUEST = event_data.EvalRequest(
     id=UUID("0199aa12-5555-7c77-8d88-112233445566"),
     step=150,
@@ -162,6 +171,17 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "endpoint that subscribes to this type can park jobs.",
         "is to be parked",
         event_data.StopRequested(**_decided("requested", "park"), job=_JOB),
+    ),
+    EventType.EXPLOIT_PENDING: Declaration(
+        "A veto window opens: the run copies another one of its group at `due_at` unless a person vetoes it.",
+        "will go on from the checkpoint of another run unless somebody vetoes it",
+        event_data.ExploitPending(**_decided("pending", "exploit"), act_from_messages=True, exploit=_EXPLOIT),
+    ),
+    EventType.EXPLOIT_REQUESTED: Declaration(
+        "The run is to go on from the checkpoint of another run of its group: its trainer loads it, or the receiver "
+        "restarts the job with it. Never a stop. Sent again, as a new event, if the trainer does not confirm.",
+        "is to go on from the checkpoint of another run",
+        event_data.ExploitRequested(**_decided("requested", "exploit"), job=_JOB, exploit=_EXPLOIT),
     ),
     EventType.PARKED: Declaration(
         "The scheduler reports that the job is set aside: held, suspended, or on idle GPUs only.",
@@ -278,7 +298,7 @@ def announce_run_event(
         "project": project,
         "run": {name: getattr(run, name) for name in _RUN_FIELDS}
         | {"owner": description.owner, "group": description.group},
-        "verdict": run.verdict,
+        "verdict": decision.verdict if decision is not None and decision.group is not None else run.verdict,
         "best_checkpoint": run.best_checkpoint,
         "decision": decision,
         **details,

@@ -6,7 +6,7 @@ import threading
 from datetime import datetime, timedelta
 from functools import partial
 
-from evalstop_service.decisions import guards, stale_runs
+from evalstop_service.decisions import guards, stale_runs, transitions
 from evalstop_service.domain.decision_lifecycle import Guard
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.store import projects, run_details, runs, tables
@@ -28,7 +28,8 @@ def find_guards(project: ProjectFixture, run: Run, now: datetime = NOW) -> tuple
 
 def find_guards_in(tx: Transaction, run: Run, now: datetime) -> tuple[Guard, ...]:
     locked = runs.lock_run(tx, run.project_id, run.id)
-    return guards.find_guards(tx, projects.lock_project(tx, run.project_id), locked, now)
+    decision = transitions.begin_decision(locked, new_id(), now, locked.last_step or 0, locked.verdict)
+    return guards.find_guards(tx, projects.lock_project(tx, run.project_id), locked, now, decision)
 
 
 def find_guard_kinds(project: ProjectFixture, run: Run, now: datetime = NOW) -> list[str]:

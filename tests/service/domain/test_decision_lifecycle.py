@@ -99,7 +99,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         guards=GUARDS,
         veto_window_seconds=st.sampled_from([0.0, 60.0]),
         held_out=st.booleans(),
-        action=st.sampled_from(Action),
+        action=st.sampled_from([Action.STOP, Action.PARK]),
     )
     def start_decision(
         self, mode: Mode, guards: tuple[Guard, ...], veto_window_seconds: float, held_out: bool, action: Action

@@ -16,6 +16,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Guard,
     GuardKind,
     GuardsChecked,
+    GuardsRaised,
     Instruction,
     Lifecycle,
     Mode,
@@ -32,8 +33,12 @@ from evalstop_service.domain.decision_lifecycle import (
     TimePassed,
     Undone,
     Vetoed,
+    WindowEnded,
+    WindowReopened,
 )
 from evalstop_service.domain.event_types import EventType
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.service.project_fixture import NOW
 
@@ -274,3 +279,39 @@ def test_people_are_offered_what_is_allowed(
     while the run continues."""
     life = None if state is None else Lifecycle(state, NOW, handed_over_at=NOW if handed_over else None, failed_at=NOW)
     assert decision_transitions.allowed_actions(life, NOW, heard_at) == expected
+
+
+DAY = NOW + timedelta(days=1)
+ANY_EVENT: list[Event] = [
+    *(TimePassed(DAY), TimePassed(DAY, attempt_over=True), TimePassed(DAY, refusal="HTTP 413")),
+    *(WindowEnded(DAY, DAY), WindowReopened(DAY, DAY, "unheard"), GuardsChecked(DAY, (), verdict_stops=True)),
+    *(
+        GuardsChecked(DAY, (), verdict_stops=False, withdrawn="caught up"),
+        GuardsRaised(DAY, (Guard(GuardKind.PAUSED, "paused"),)),
+    ),
+    *(Released(DAY, "dana", "fine"), StopOrdered(DAY, "dana", "no more"), Vetoed(DAY, "dana", "a dip")),
+    *(Undone(DAY, "dana", "a dip", DAY), Recovered(DAY, "policy", "better"), RunEnded(DAY, "completed", True)),
+    *(RunObeyed(DAY, "key trainers"), RunResumed(DAY, 120, receiver_informed=True)),
+    *(Reported(DAY, state, "receiver", "", {}) for state in map(DecisionState, ("acknowledged", "failed"))),
+    Reported(DAY, DecisionState.CONFIRMED, "key trainers", "made", {}),
+]
+
+
+@given(st.lists(st.sampled_from(ANY_EVENT), max_size=12), st.sampled_from([TIMEOUTS, NO_VETO_WINDOW]))
+def test_copy_never_has_a_job_stopped_parked_or_resumed(events: list[Event], timeouts: Timeouts) -> None:
+    """Whatever happens to a decision to copy a run, receivers are asked for that copy, or for nothing."""
+    decided = StopDecided(NOW, "group g", "", Mode.ENFORCE, (), action=Action.EXPLOIT)
+    life, instructions = decision_transitions.start_lifecycle(BEGUN, decided, timeouts)
+    for event in events:
+        life, following = decision_transitions.apply_event(life, event, timeouts)
+        instructions += following
+    assert set(find_announced(instructions)) <= {EventType.EXPLOIT_PENDING, EventType.EXPLOIT_REQUESTED}
+    assert life.action is Action.EXPLOIT
+
+
+def test_resume_or_end_leaves_a_copy_moot_even_where_it_was_handed_over() -> None:
+    """The run goes on without it, so that the rule may call again; one that was made stays confirmed."""
+    for event in (RunResumed(DAY, 120, receiver_informed=True), RunEnded(DAY, "failed", receiver_informed=True)):
+        for before, after in (("requested", "moot"), ("pending", "moot"), ("confirmed", "confirmed")):
+            life = Lifecycle(DecisionState(before), NOW, action=Action.EXPLOIT, handed_over_at=NOW)
+            assert decision_transitions.apply_event(life, event, TIMEOUTS)[0].state == after

@@ -13,6 +13,7 @@ from evalstop_service.store.tables.decisions import veto_listeners as veto_liste
 from evalstop_service.store.tables.projects import audit_chains as audit_chains
 from evalstop_service.store.tables.projects import audit_log as audit_log
 from evalstop_service.store.tables.projects import experiments as experiments
+from evalstop_service.store.tables.projects import groups as groups
 from evalstop_service.store.tables.projects import keys as keys
 from evalstop_service.store.tables.projects import policies as policies
 from evalstop_service.store.tables.projects import projects as projects

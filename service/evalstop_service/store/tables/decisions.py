@@ -16,6 +16,7 @@ from evalstop_service.domain.decision_lifecycle import (
     STOPPING,
     Action,
     DecisionState,
+    Exploit,
     Lifecycle,
 )
 from evalstop_service.domain.fields import doc
@@ -33,6 +34,16 @@ from evalstop_service.store.tables.columns import UtcTime, make_table, metadata,
 
 # The stop is to go out, and nobody was handed it yet.
 IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
+
+# The decision on an attempt, of which there is one: to end it. An exploit is beside it, and so is what the rule of a
+# group only recorded, or what came to nothing: the policy may still decide.
+ENDS_ATTEMPT = (
+    "decisions.action <> 'exploit' AND"
+    " (decisions.\"group\" IS NULL OR decisions.state NOT IN ('shadow', 'held_out', 'vetoed', 'moot'))"
+)
+
+# At most one of a run.
+IS_OPEN_EXPLOIT = "action = 'exploit' AND state IN ('on_hold', 'pending', 'requested', 'acknowledged', 'escalated')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +66,8 @@ class Decision(Lifecycle):
     policy_name: str
     policy_version: int
     observed_probability: float
+    group: Annotated[str | None, doc("the group whose rule decided; null: the policy or a person did")] = None
+    exploit: Annotated[Exploit | None, doc("what the run is to copy; null: it is not to copy a run")] = None
 
     @property
     def stops(self) -> bool:
@@ -80,13 +93,13 @@ class Decision(Lifecycle):
 
     def is_recovered(self, verdict: Verdict) -> bool:
         """Whether a verdict ends it: past the decision's step the policy no longer suspects the run."""
-        returning = self.action is Action.PARK and self.state in RETURNING
+        returning = self.action is Action.PARK and self.state in RETURNING and self.group is None
         return returning and verdict.verdict is Call.CONTINUE and verdict.step is not None and verdict.step > self.step
 
     @property
     def ordered(self) -> bool:
         """Whether a person ordered the stop without a call from the policy: there is no evidence behind it."""
-        return not self.verdict.evidence
+        return not self.verdict.evidence and self.group is None
 
 
 decisions = make_table(
@@ -94,7 +107,6 @@ decisions = make_table(
     Decision,
     sa.Column("asked_at", UtcTime),  # when a receiver or the trainer asked for the stop, so that it is handed over
     sa.Column("asked_by", sa.Text),
-    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
     sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
@@ -102,6 +114,8 @@ decisions = make_table(
     partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
     partial_index("ix_decisions_asked_at", "asked_at", where="asked_at IS NOT NULL AND handed_over_at IS NULL"),
     partial_index("ix_decisions_unsent", "run_id", where=IS_UNSENT),
+    partial_index("uq_decisions_run_id_attempt", "run_id", "attempt", unique=True, where=ENDS_ATTEMPT),
+    partial_index("uq_decisions_open_exploit", "run_id", unique=True, where=IS_OPEN_EXPLOIT),
     key="run_id id",
     without="run_name policy_name policy_version late_reports was_postponed",
     refers="run_id project_id policy_id",

@@ -130,6 +130,20 @@ policies = make_table(
 
 
 @dataclass(frozen=True)
+class Group:
+    """A group of runs with a rule, which compares them and decides which are to stop or to copy another one."""
+
+    project_id: UUID
+    name: Annotated[str, doc("the name of the group, as its runs give it")]
+    rule: dict[str, Any]
+    created_at: Annotated[datetime, doc("when the rule was set")]
+    actor: Annotated[str, doc("who set it")]
+
+
+groups = make_table("groups", Group, key="project_id name", refers="project_id")
+
+
+@dataclass(frozen=True)
 class RolloutStage:
     """The stage of a policy, since when, and the numbers behind it."""
 

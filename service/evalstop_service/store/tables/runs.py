@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.decision_lifecycle import Exploit, Mode
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import (
@@ -38,7 +38,8 @@ class Run(msgspec.Struct, frozen=True):
     given by its trainer. `job_key`: the job that a stop would end, see `find_job_key`. `opening`: the id of the
     request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
     unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
-    `calls`: by the name of a member of its policy, of those that called for a stop in this attempt.
+    `calls`: by the name of a member of its policy, of those that called for a stop in this attempt. `exploit`: the copy
+    of another run that is open.
     """
 
     id: Annotated[UUID, doc("id of the run; ids ascend with time")]
@@ -76,6 +77,7 @@ class Run(msgspec.Struct, frozen=True):
     eval_changes: Annotated[tuple[EvalChange, ...], doc("the steps from which the eval is measured differently")] = ()
     detector_failure: str | None = None
     calls: dict[str, FirstCall] = {}
+    exploit: Exploit | None = None
 
     @property
     def has_ended(self) -> bool:

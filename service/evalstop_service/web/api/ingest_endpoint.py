@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
+from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.errors import Overloaded, QuotaReached, TooOften
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
@@ -29,6 +30,7 @@ from evalstop_service.store.database import WORK
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
 from evalstop_service.web import problems
 from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
 from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender
@@ -67,6 +69,7 @@ class IngestEndpoint:
     key_cache: KeyCache
     clock: Clock
     tell_trainer: Callable[[Decision], bool]
+    offer_exploit: Callable[[Run], Exploit | None]
     max_bytes: int
     pool: Places
     processor: Processor
@@ -123,7 +126,8 @@ class IngestEndpoint:
         should_stop = decision is not None and decision.should_stop
         if decision is not None and decision.stops and not should_stop:  # once a decision
             should_stop = await in_thread(self.tell_trainer)(decision)
-        document = receipt_json(receipt, should_stop, self.clock())
+        exploit = receipt.run.exploit and await in_thread(self.offer_exploit)(receipt.run)
+        document = receipt_json(receipt, should_stop, self.clock(), exploit)
         length = str(len(document)).encode()
         headers = [*_HEADERS_OF_ANSWER, (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

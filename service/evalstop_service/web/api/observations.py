@@ -14,7 +14,8 @@ import msgspec
 from fastapi import Query, Request, Response
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.decisions.commands import offer_exploit, tell_trainer
+from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.domain.fields import Body, Name
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Closed, Overloaded, ServiceError
@@ -25,9 +26,11 @@ from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import (
+    EXPLOIT,
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
+    ExploitOut,
     Measured,
     Page,
     RunId,
@@ -157,6 +160,7 @@ class ReceiptOut(Answer):
     decision: DecisionStateOut | None = Field(
         description="the decision on the current attempt: why it is stopped, or not yet"
     )
+    exploit: ExploitOut | None = Field(description=EXPLOIT)
     best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
     guessed: list[str] = Field(
         description="metrics whose role or direction was guessed from their names: they cannot stop the run until"
@@ -204,7 +208,8 @@ def post_observations(
     """Store a batch and return the verdict. A batch with a malformed observation is refused as a whole."""
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, body.to_content(), caller.key.id))
     should_stop = tell_trainer(database, clock, receipt.decision)
-    return Response(receipt_json(receipt, should_stop, clock()), media_type="application/json")
+    exploit = offer_exploit(database, clock, receipt.run)
+    return Response(receipt_json(receipt, should_stop, clock(), exploit), media_type="application/json")
 
 
 @router.post(PATH_OF_MANY, response_model=ReceiptsOut)
@@ -225,7 +230,8 @@ async def post_observations_of_runs(
         if isinstance(answer, Receipt):
             decision = answer.decision
             should_stop = decision is not None and await in_thread(tell_trainer)(context.database, clock, decision)
-            receipts.append(run | _describe_receipt(answer, should_stop, clock()))
+            exploit = answer.run.exploit and await in_thread(offer_exploit)(context.database, clock, answer.run)
+            receipts.append(run | _describe_receipt(answer, should_stop, clock(), exploit))
         elif isinstance(answer, ServiceError) and not isinstance(answer, Overloaded | Closed):
             problems.count_refusal(request, answer)
             problem = problems.problem_of(answer)
@@ -238,15 +244,15 @@ async def post_observations_of_runs(
 _encode = msgspec.json.Encoder().encode
 
 
-def receipt_json(receipt: Receipt, should_stop: bool, now: datetime) -> bytes:
-    """The result of a batch and the resulting state of the run, as JSON; `should_stop`: as recorded before."""
-    return _encode(_describe_receipt(receipt, should_stop, now))
+def receipt_json(receipt: Receipt, should_stop: bool, now: datetime, exploit: Exploit | None = None) -> bytes:
+    """The result of a batch and the resulting state of the run, as JSON; `should_stop`, `exploit`: as handed over."""
+    return _encode(_describe_receipt(receipt, should_stop, now, exploit))
 
 
 _DECISION_FIELDS = ("id", "action", "state", "state_reason", "guard_kinds")
 
 
-def _describe_receipt(receipt: Receipt, should_stop: bool, now: datetime) -> dict[str, Any]:
+def _describe_receipt(receipt: Receipt, should_stop: bool, now: datetime, exploit: Exploit | None) -> dict[str, Any]:
     run, decision, request = receipt.run, receipt.decision, receipt.eval_request
     return {
         "accepted": receipt.accepted,
@@ -256,6 +262,7 @@ def _describe_receipt(receipt: Receipt, should_stop: bool, now: datetime) -> dic
         "verdict": run.verdict.for_json,
         "should_stop": should_stop,
         "decision": decision and {name: getattr(decision, name) for name in _DECISION_FIELDS},
+        "exploit": exploit,
         "best_checkpoint": run.best_checkpoint,
         "guessed": run.recognition.guessed if run.recognition is not None else [],
         "missing": receipt.missing,

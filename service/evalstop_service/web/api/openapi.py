@@ -24,6 +24,7 @@ TAGS = {
     "keys": "Credentials of trainers, receivers and people.",
     "policies": "Detectors with thresholds, by name and version; backtests on past runs; rollout stages.",
     "runs": "Watched training jobs: open, resume, finish, stop, label.",
+    "groups": "Groups of runs with a rule, which compares them: members, descent, decisions.",
     "observations": "Values of metrics: post them in batches or reports; read them by step.",
     "eval requests": "Evaluations of the best checkpoint and the current one, requested on suspicion.",
     "checkpoints": "Saved checkpoints of a run, the best of which is to be shipped.",

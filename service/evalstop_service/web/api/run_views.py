@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import AliasPath, Field
 
-from evalstop_service.decisions.commands import tell_trainer_of
+from evalstop_service.decisions.commands import offer_exploit, tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
@@ -23,7 +23,7 @@ from evalstop_service.store.cases import Case, Outcome
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import Answer, DecisionStateOut, PolicyName, Time, answers
+from evalstop_service.web.api.schemas import EXPLOIT, Answer, DecisionStateOut, ExploitOut, PolicyName, Time, answers
 from evalstop_service.web.context import Context
 
 
@@ -136,6 +136,7 @@ class RunOut(Answer):
     should_stop: bool = Field(description="true: a stop of this attempt was requested and handed over")
     best_is_outdated: bool = Field(description="true: it was measured before the eval changed, and no checkpoint since")
     decision: DecisionOut | None = Field(description="decision on the current attempt; null: none")
+    exploit: ExploitOut | None = Field(description=EXPLOIT)
     health: RunHealthOut | None = Field(None, description="null after the run has ended")
     job_runs: list[str] = Field(
         [],
@@ -164,7 +165,7 @@ def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[Decision
             vars(decision)
             | {
                 "policy": PolicyName(name=decision.policy_name, version=decision.policy_version),
-                "outcome": judged.get((decision.run_id, decision.attempt)),
+                "outcome": None if decision.group else judged.get((decision.run_id, decision.attempt)),
                 "history": histories[decision.id],
             }
         )
@@ -186,10 +187,13 @@ def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunO
 
 
 def answer_trainer(database: Database, run: Run, context: Context, now: datetime) -> RunOut:
-    """A run for its trainer: the first answer with `should_stop` hands the stop over."""
+    """A run for its trainer: the first answer with `should_stop` hands the stop over, and that with a copy the copy."""
     tell_trainer_of(database, context.clock, run)
+    exploit = offer_exploit(database, context.clock, run)
     with database.reading() as tx:
-        return view_run(tx, run, context, now)
+        return view_run(tx, run, context, now).model_copy(
+            update={"exploit": exploit and ExploitOut.model_validate(exploit)}
+        )
 
 
 def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: datetime) -> list[RunOut]:
@@ -203,6 +207,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
             structs.asdict(run)
             | structs.asdict(descriptions[run.id])
             | {
+                "exploit": None,
                 "url": context.locate_run(run.id),
                 "recognition": recognition.describe_roles(run),
                 "length_known": run.length_known,

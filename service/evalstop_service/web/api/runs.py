@@ -9,19 +9,21 @@ from fastapi import Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from evalstop_service.decisions import commands, notices, second_person
+from evalstop_service.decisions import commands, group_rules, notices, second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall, EvalSegment
+from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import change_point
-from evalstop_service.ingest import EvalChanged, Message, Resumed, list_calls
+from evalstop_service.ingest import EvalChanged, Exploited, Message, Resumed, list_calls
 from evalstop_service.ingest import open_run as run_opening
-from evalstop_service.ingest.open_request import describe_limits
+from evalstop_service.ingest.open_request import describe_limits, offer_rule
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
 from evalstop_service.store import projects, run_lists, runs
 from evalstop_service.store.ids import new_id
 from evalstop_service.web.api.decisions import read_label
+from evalstop_service.web.api.groups import RULE, RuleDocument
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
@@ -73,6 +75,11 @@ class RunIn(DescriptionIn):
         description="hyperparameters, such as the learning rate; those of an existing run stay",
         examples=[{"optimizer.lr": "1e-6"}],
     )
+    population: RuleDocument | None = Field(
+        None,
+        description="the rule of its `group`, unless that has one; docs/sweeps.md describes the fields",
+        examples=[RULE],
+    )
     eval_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
         description="checkpoints can be evaluated on request: the share of the run's time that one eval takes, 0 if "
@@ -103,6 +110,12 @@ class ResumeIn(Body):
     """The checkpoint from which the trainer resumes."""
 
     step: Step = Field(description="the step of the checkpoint; later observations are superseded")
+
+
+class ExploitedIn(Body):
+    """The copy that the trainer has made."""
+
+    decision_id: UUID = Field(strict=False, description="`exploit.decision_id`, as the trainer was given it")
 
 
 class EvalChangeIn(Body):
@@ -181,6 +194,9 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or policy that the project
     does not allow is replaced, as `limits` reports.
     """
+    rule = None if body.population is None else group_rules.parse_rule(body.population.root)
+    if rule is not None and not body.group:
+        raise Invalid("population: a rule compares the runs of a group; give the run a group", "population")
     if body.key_hash is not None:
         api_keys.refuse_key_of_another_project(database, caller.project_id, body.key_hash)
     if body.total_steps is not None or body.resume is not None:
@@ -201,7 +217,10 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     response.status_code = 201 if created else 200
     with database.reading() as tx:
         project = projects.get_project(tx, caller.project_id)
-        limits = [LimitOut.model_validate(limit) for limit in describe_limits(project, request, run)]
+        found = describe_limits(project, request, run)
+    if rule is not None and body.group:
+        found += offer_rule(database, caller.author(now), body.group, rule)
+    limits = [LimitOut.model_validate(limit) for limit in found]
     view = answer_trainer(database, run, context, now)
     return view.model_copy(update={"limits": limits})
 
@@ -247,6 +266,19 @@ def resume_run(
     with database.reading() as tx:
         run_opening.require_room_to_resume(tx, caller.project_id, run_id, now)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
+    return answer_trainer(database, receipt.run, context, now)
+
+
+@router.post("/{run_id}/exploited")
+def confirm_exploit(
+    run_id: RunId, body: ExploitedIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
+) -> RunOut:
+    """Confirm the copy of another run: the run goes on from its checkpoint, in a new attempt.
+
+    What it observed after that step is superseded, and its evals are no longer compared with those before. 409: the
+    copy was vetoed, or the run has resumed since; it then goes on from its own checkpoint.
+    """
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Exploited(body.decision_id, caller.actor)))
     return answer_trainer(database, receipt.run, context, now)
 
 

@@ -29,7 +29,7 @@ from pydantic import (
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.domain.confidence_sequences import Estimate
-from evalstop_service.domain.decision_lifecycle import GuardKind
+from evalstop_service.domain.decision_lifecycle import Exploit, GuardKind
 from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
 from evalstop_service.domain.project_settings import list_settings
 from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, Verdict
@@ -83,6 +83,7 @@ Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER
 ShouldStop = Annotated[
     bool, Field(description="true once the stop is handed over to the trainer: save a checkpoint and end")
 ]
+EXPLOIT = "the copy of another run that this answer asks the trainer to make; null: none"
 RunId = Annotated[UUID, Path(description="`id` of the run, as returned when it was opened or listed")]
 DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
 EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as returned when it was created or listed")]
@@ -162,10 +163,16 @@ class VerdictOut(Answer):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
 
 
+@answers(Exploit)
+class ExploitOut(Answer):
+    """The checkpoint of another run that a run copies, and the hyperparameters that it goes on with."""
+
+
 @answers(Decision, "id action state state_reason")
 class DecisionStateOut(Answer):
-    """The state of the decision to stop a run."""
+    """The state of a decision on a run."""
 
+    action: str = Field(description="stop: end the job, park: set it aside, exploit: copy another run")
     guard_kinds: list[str] = Field(description=f"the guards that hold it: {', '.join(GuardKind)}")
 
 
