@@ -277,12 +277,6 @@ class ObservabilitySettings(BaseModel):
         return self
 
 
-GROUPS = (
-    *(DatabaseSettings, HttpSettings, IngestionSettings, MlflowSettings, ProjectSettings),
-    *(SignInSettings, WebhookSettings, EmailSettings, ObservabilitySettings),
-)
-
-
 class Settings(
     DatabaseSettings,
     HttpSettings,
@@ -313,3 +307,7 @@ class Settings(
     def database_file(self) -> Path:
         """Where the embedded database is."""
         return self.data_folder.resolve() / "evalstop.db"
+
+
+GROUPS = Settings.__bases__[:-1]
+"""The groups by theme, for the reference in the documentation."""

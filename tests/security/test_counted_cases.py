@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
+from evalstop_service.domain.project_settings import ProjectSettings, Shortfall
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.store import cases, rollout_stages, tables
@@ -97,5 +97,5 @@ def test_case_records_duration_and_number_of_finite_evals(project: ProjectFixtur
 
 def test_required_duration_is_configurable() -> None:
     """The explanation of a shortfall states the configured minimum."""
-    needed = CaseRequirements(7200.0, 0, 0.0, 1)
-    assert needed.explain(Shortfall.DURATION, 150.0, 0, None) == "lasted 2m30s of the 2h needed"
+    needed = ProjectSettings(case_seconds=7200.0, case_evals=0, case_gpu_hours=0.0, cases_per_key_and_day=1)
+    assert needed.explain_shortfall(Shortfall.DURATION, 150.0, 0, None) == "lasted 2m30s of the 2h needed"

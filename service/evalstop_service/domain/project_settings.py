@@ -89,6 +89,15 @@ def check_different(names: list[str]) -> list[str]:
 _NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS, _NOTICES = Group
 
 
+class Shortfall(StrEnum):
+    """What a case lacks to count; the first that applies is named."""
+
+    DURATION = "duration"
+    EVALS = "evals"
+    GPU_HOURS = "gpu_hours"
+    KEY_AND_DAY = "key_and_day"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProjectSettings:
     """The settings of a project, with the defaults of a new one."""
@@ -244,6 +253,18 @@ class ProjectSettings:
         ),
     ] = None
 
+    def explain_shortfall(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
+        """Why a case with this shortfall does not count, with its value and the requirement."""
+        match shortfall:
+            case Shortfall.DURATION:
+                return f"lasted {format_duration(seconds)} of the {format_duration(self.case_seconds)} needed"
+            case Shortfall.EVALS:
+                return f"has {evals} of the {self.case_evals} finite evals needed"
+            case Shortfall.GPU_HOURS:
+                return f"used {gpu_hours or 0.0:.3g} of the {self.case_gpu_hours:.3g} GPU-hours needed"
+            case Shortfall.KEY_AND_DAY:
+                return f"its key already has the {self.cases_per_key_and_day} cases that count in a day"
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -321,37 +342,3 @@ def format_value(name: str, value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return format_duration(value, parts=4) if name.endswith("_seconds") else str(int(value))
     return "none" if value is None else str(value)
-
-
-class Shortfall(StrEnum):
-    """What a case lacks to count; the first that applies is named."""
-
-    DURATION = "duration"
-    EVALS = "evals"
-    GPU_HOURS = "gpu_hours"
-    KEY_AND_DAY = "key_and_day"
-
-
-@dataclass(frozen=True)
-class CaseRequirements:
-    """The least duration, evals and GPU-hours of an attempt, and the most cases of one key and UTC day.
-
-    `gpu_hours` applies only to attempts whose number of GPUs is known.
-    """
-
-    seconds: float
-    evals: int
-    gpu_hours: float
-    per_key_and_day: int
-
-    def explain(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
-        """Why a case with this shortfall does not count, with its value and the requirement."""
-        match shortfall:
-            case Shortfall.DURATION:
-                return f"lasted {format_duration(seconds)} of the {format_duration(self.seconds)} needed"
-            case Shortfall.EVALS:
-                return f"has {evals} of the {self.evals} finite evals needed"
-            case Shortfall.GPU_HOURS:
-                return f"used {gpu_hours or 0.0:.3g} of the {self.gpu_hours:.3g} GPU-hours needed"
-            case Shortfall.KEY_AND_DAY:
-                return f"its key already has the {self.per_key_and_day} cases that count in a day"

@@ -273,13 +273,13 @@ class StepNote(Struct, frozen=True):
 
 
 class RunDescription(msgspec.Struct, frozen=True):
-    """The stored description. `group`: the runs that it is compared with."""
+    """The stored description."""
 
-    owner: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    step_notes: tuple[StepNote, ...] = ()
+    owner: Annotated[str | None, doc("who is notified; null: nobody")] = None
+    group: Annotated[str | None, doc("group of runs that it is compared with; null: none")] = None
+    tags: Annotated[tuple[str, ...], doc("tags to find it by")] = ()
+    notes: Annotated[str, doc("notes by people")] = ""
+    step_notes: Annotated[tuple[StepNote, ...], doc("notes by people at steps of the run, by ascending step")] = ()
 
 
 NOTHING_SAID = RunDescription()

@@ -85,20 +85,19 @@ class GroupFigures:
     """The figures of a group of cases.
 
     `counts`: cases by treatment (`ROWS`) and outcome; of attempts that were never flagged `right` are healthy and
-    `wrong` were missed. `stated_risk`: the share of healthy runs that the policy claims to stop. `observes`, of a
-    detector: it decides nothing in any of the policies.
+    `wrong` were missed.
     """
 
     key: Key
-    precision: Estimate
+    precision: Annotated[Estimate, doc("the share of its stops that were right")]
     recall: Estimate
     false_stops: Estimate
     delays: Delays | None
     hours: Hours
-    parks: Parks
+    parks: Annotated[Parks, doc("jobs that were parked instead of stopped")]
     counts: dict[str, dict[str, int]]
-    stated_risk: float | None = None
-    observes: bool | None = None
+    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
+    observes: Annotated[bool | None, doc("of a detector: it only observes, and decides nothing; else null")] = None
 
 
 _Strata = dict[float, dict[str, int]]

@@ -134,7 +134,7 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
 
 def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
     """The precision of the policy version that earns the stage."""
-    needed = projects.get_project(tx, stage.project_id).case_requirements
+    needed = projects.get_project(tx, stage.project_id)
     of_version = CaseFilter(policy=stage.policy_name, version=stage.version)
     counted, not_counted = rollout_stages.count_towards_stage(tx, stage.project_id, of_version, needed)
     since, _ = rollout_stages.count_towards_stage(tx, stage.project_id, replace(of_version, since=stage.since), needed)
@@ -148,10 +148,10 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
 
 def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
     """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
-    needed = projects.get_project(tx, project_id).case_requirements
+    needed = projects.get_project(tx, project_id)
     shortfalls = rollout_stages.find_shortfalls(tx, project_id, listed, needed)
     return {
-        (case.run_id, case.attempt): needed.explain(shortfall, case.seconds, case.evals, case.gpu_hours)
+        (case.run_id, case.attempt): needed.explain_shortfall(shortfall, case.seconds, case.evals, case.gpu_hours)
         for case in listed
         if (shortfall := shortfalls.get((case.run_id, case.attempt))) is not None
     }

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.quotas import Quota
-from evalstop_service.errors import Invalid, NotFound, OtherProject, require
+from evalstop_service.errors import Invalid, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
 from evalstop_service.security.address_policy import check_network
@@ -37,8 +37,8 @@ def create_key(
     Raises Invalid for limits that cannot be enforced, and NotFound when there is no such project.
     """
     with database.transaction() as tx:
-        if project_id is not None and projects.find_project(tx, project_id) is None:
-            raise NotFound(f"there is no project {project_id}")
+        if project_id is not None:
+            require(projects.find_project(tx, project_id), f"project {project_id}")
         return _insert_key(tx, project_id, actor, name, scopes, now, limits)
 
 
@@ -154,8 +154,7 @@ def list_sessions(tx: Transaction, project_id: UUID, now: datetime) -> list[Sess
 def end_session(database: Database, author: Author, session_id: UUID) -> None:
     """End a session, for all its projects; raises NotFound when it has no access to this one."""
     with database.transaction() as tx:
-        matching = [session for session in list_sessions(tx, author.project_id, author.at) if session.id == session_id]
-        if not matching:
-            raise NotFound(f"there is no session {session_id} in this project")
+        listed = {session.id: session for session in list_sessions(tx, author.project_id, author.at)}
+        session = require(listed.get(session_id), f"session {session_id} in this project")
         keys.delete_session(tx, session_id)
-        author.record(tx, "session.ended", f"session of {matching[0].name}", {"id": str(session_id)})
+        author.record(tx, "session.ended", f"session of {session.name}", {"id": str(session_id)})

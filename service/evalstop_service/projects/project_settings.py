@@ -18,7 +18,7 @@ from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.fields import Body, Integral, Name
 from evalstop_service.domain.project_settings import format_value, list_settings, list_widened
 from evalstop_service.domain.quotas import LEAST_METRICS, Quotas
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid, require
 from evalstop_service.projects import policies
 from evalstop_service.store import audit, projects
 from evalstop_service.store.audit import Author
@@ -131,10 +131,7 @@ def _list_values(change: ProjectChange) -> dict[str, Any]:
 def find_project(database: Database, name: str) -> Project:
     """The project with this name; raises NotFound."""
     with database.reading() as tx:
-        project = projects.find_project_by_name(tx, name)
-    if project is None:
-        raise NotFound(f"there is no project {name!r}")
-    return project
+        return require(projects.find_project_by_name(tx, name), f"project {name!r}")
 
 
 def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
@@ -157,8 +154,7 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
 def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
     """Set the quotas of a project; raises NotFound. For operators of the installation, not for project members."""
     with database.transaction() as tx:
-        if projects.find_project(tx, author.project_id) is None:
-            raise NotFound(f"there is no project {author.project_id}")
+        require(projects.find_project(tx, author.project_id), f"project {author.project_id}")
         before = projects.lock_project(tx, author.project_id)
         project = replace(before, quotas=Quotas(**quotas.model_dump()))
         if project != before:

@@ -22,7 +22,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.store.database import Transaction, contains_text, find_all, find_page, insert_if_new
+from evalstop_service.store.database import Transaction, contains_text, find_all, find_page, insert_if_new, match_given
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
 from evalstop_service.store.tables.columns import columns_of
@@ -166,9 +166,7 @@ def list_chained(
     tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = ENTRIES_AT_A_TIME
 ) -> list[AuditEntry]:
     """Chained entries in chain order: after the position `after`, none older than `since`."""
-    query = _select_entries(project_id).where(audit_log.c.position > after)
-    if since is not None:
-        query = query.where(audit_log.c.at >= since)
+    query = _select_entries(project_id).where(audit_log.c.position > after, *match_given(since={audit_log.c.at: since}))
     return find_all(tx, AuditEntry, query.order_by(audit_log.c.position).limit(limit))
 
 

@@ -16,7 +16,7 @@ from evalstop_service.domain.fields import doc
 from evalstop_service.domain.health import Liveness
 from evalstop_service.domain.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.keys import is_in_use
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import (
@@ -61,8 +61,7 @@ def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> 
         table, condition = _count_query(quota, now)
         counts.append(sa.select(sa.func.count()).where(table.c.project_id == projects.c.id, condition))
     query = sa.select(projects.c.id, projects.c.quotas, *(count.scalar_subquery() for count in counts))
-    if project_id is not None:
-        query = query.where(projects.c.id == project_id)
+    query = query.where(*match_given({projects.c.id: project_id}))
     return {
         row[0]: [QuotaUse(quota, used, row[1].get(quota)) for quota, used in zip(COUNTED, row[2:], strict=True)]
         for row in tx.execute(query)

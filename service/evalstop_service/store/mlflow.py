@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, match_given, save_row
 from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
 from evalstop_service.store.tables.projects import DEFAULT_NUMBER as DEFAULT_NUMBER
 from evalstop_service.store.tables.projects import Experiment as Experiment
@@ -186,9 +186,8 @@ def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]
 
 def list_experiment_ids(tx: Transaction, project_id: UUID, name: str | None = None) -> list[UUID]:
     """The ids of a project's stored experiments, newest first; `name`: of the one with this name."""
-    query = sa.select(experiments.c.id).where(experiments.c.project_id == project_id)
-    if name is not None:
-        query = query.where(experiments.c.name == name)
+    named = match_given({experiments.c.project_id: project_id, experiments.c.name: name})
+    query = sa.select(experiments.c.id).where(*named)
     return list(tx.execute(query.order_by(experiments.c.number.desc())).scalars())
 
 

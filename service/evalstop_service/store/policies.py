@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store import projects
-from evalstop_service.store.database import Transaction, find_all, find_one
+from evalstop_service.store.database import Transaction, find_all, find_one, match_given
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import policies, runs
@@ -30,9 +30,8 @@ def add_policy(tx: Transaction, project: Project, name: str, document: dict[str,
 
 def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy | None:
     """The given version of a project's policy, or its latest."""
-    query = sa.select(policies).where(policies.c.project_id == project_id, policies.c.name == name)
-    if version is not None:
-        query = query.where(policies.c.version == version)
+    named = match_given({policies.c.project_id: project_id, policies.c.name: name, policies.c.version: version})
+    query = sa.select(policies).where(*named)
     return find_one(tx, StoredPolicy, query.order_by(policies.c.version.desc()).limit(1))
 
 

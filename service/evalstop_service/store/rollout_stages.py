@@ -9,10 +9,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
+from evalstop_service.domain.project_settings import ProjectSettings, Shortfall
 from evalstop_service.domain.statuses import Treatment
 from evalstop_service.store.cases import IS_FLAGGED, Case, CaseCount, CaseFilter, filter_cases, key_column
-from evalstop_service.store.database import Transaction, find_all, find_one, save_row
+from evalstop_service.store.database import Transaction, find_all, find_one, match_given, save_row
 from evalstop_service.store.tables import cases, policies, rollout_stages, runs
 from evalstop_service.store.tables.projects import RolloutStage as RolloutStage
 
@@ -30,10 +30,8 @@ def lock_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutSt
 
 def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStage]:
     """All rollout stages, of one project or of all, by project and policy."""
-    query = sa.select(rollout_stages).order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name)
-    if project_id is not None:
-        query = query.where(rollout_stages.c.project_id == project_id)
-    return find_all(tx, RolloutStage, query)
+    query = sa.select(rollout_stages).where(*match_given({rollout_stages.c.project_id: project_id}))
+    return find_all(tx, RolloutStage, query.order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name))
 
 
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
@@ -55,7 +53,7 @@ def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID
 
 
 def count_towards_stage(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: ProjectSettings
 ) -> tuple[list[CaseCount], dict[Shortfall, int]]:
     """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
 
@@ -75,7 +73,7 @@ def count_towards_stage(
 
 
 def find_shortfalls(
-    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: CaseRequirements
+    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: ProjectSettings
 ) -> dict[tuple[UUID, int], Shortfall]:
     """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
     out."""
@@ -91,13 +89,13 @@ def find_shortfalls(
 
 
 def _select_shortfalls(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: ProjectSettings
 ) -> sa.Subquery:
     """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
     by_itself = sa.case(
-        (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
-        (cases.c.evals < needed.evals, Shortfall.EVALS.value),
-        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
+        (cases.c.seconds < needed.case_seconds, Shortfall.DURATION.value),
+        (cases.c.evals < needed.case_evals, Shortfall.EVALS.value),
+        (cases.c.gpu_hours < needed.case_gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
     )
     rank = sa.func.row_number().over(
         partition_by=[cases.c.policy_id, cases.c.key_id, key_column(tx, "day"), by_itself],
@@ -107,7 +105,7 @@ def _select_shortfalls(
     placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
     query = filter_cases(placed, project_id, case_filter)
     observed = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
-    too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
+    too_many = sa.case((observed.c.place > needed.cases_per_key_and_day, Shortfall.KEY_AND_DAY.value))
     return sa.select(
         observed.c.run_id, observed.c.attempt, sa.func.coalesce(observed.c.own, too_many).label("shortfall")
     ).subquery()

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_all, insert_if_new, read_columns, save_row
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, read_columns, save_row
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import (
     LIVE,
@@ -168,8 +168,7 @@ def save_answer(tx: Transaction, request: EvalRequest) -> None:
 def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest | None:
     """The run's request with this id."""
     query = _ALL.where(eval_requests.c.run_id == run_id, eval_requests.c.id == request_id)
-    row = tx.execute(query).one_or_none()
-    return EvalRequest(*row) if row is not None else None
+    return find_one(tx, EvalRequest, query)
 
 
 def load_unanswered(tx: Transaction, places: Mapping[UUID, tuple[int, int]]) -> dict[UUID, EvalRequest]:

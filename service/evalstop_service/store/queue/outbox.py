@@ -177,18 +177,17 @@ def replay_range(
     *,
     since: datetime,
     until: datetime,
-    types: Iterable[str] | None,
+    types: Iterable[str],
     after: UUID | None,
     limit: int,
     now: datetime,
 ) -> Replay:
-    """Replay the events of a project from `since` to before `until`, oldest first, at most `limit` of them.
+    """Replay the events of these types from `since` to before `until`, oldest first, at most `limit` of them.
 
-    `types`: only these. `after`: only events after this one, to continue an earlier replay.
+    `after`: only events after this one, to continue an earlier replay.
     """
-    query = _select_events(project_id).where(events.c.created_at >= since, events.c.created_at < until)
-    if types is not None:
-        query = query.where(events.c.type.in_(list(types)))
+    created = (events.c.created_at >= since, events.c.created_at < until)
+    query = _select_events(project_id).where(*created, events.c.type.in_(list(types)))
     if after is not None:
         query = query.where(events.c.id > after)
     replayed = tx.execute(query.order_by(events.c.id).limit(limit)).all()

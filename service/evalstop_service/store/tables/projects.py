@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.project_settings import CaseRequirements, ProjectSettings
+from evalstop_service.domain.project_settings import ProjectSettings
 from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.domain.quotas import Quotas
 from evalstop_service.domain.statuses import Stage
@@ -33,11 +33,6 @@ class Project(ProjectSettings):
     paused_until: Annotated[datetime | None, doc("when it resumes by itself; null: when a person resumes it")] = None
     seed: str = ""
     quotas: Quotas = field(default_factory=Quotas)
-
-    @property
-    def case_requirements(self) -> CaseRequirements:
-        """The requirements for a case to count towards a rollout stage."""
-        return CaseRequirements(self.case_seconds, self.case_evals, self.case_gpu_hours, self.cases_per_key_and_day)
 
 
 projects = make_table("projects", Project, sa.UniqueConstraint("name"), defaults={"seed": "", "quotas": "{}"})

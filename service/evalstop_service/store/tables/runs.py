@@ -294,21 +294,27 @@ monitor_states = make_table("monitor_states", StoredMonitorState, sa.Column("run
 class RunHealth:
     """The health of a run at its last check.
 
-    `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
-    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched metrics without data.
-    `changed_at`: when `state` last changed. `costly_step_seconds`: the time that its detectors took in the last commit
-    that exceeded the budget.
+    `next_check_at`: None once the run has ended. `changed_at`: when `state` last changed. `heartbeat_at`: the last
+    heartbeat. `cadence_seconds`: see `health.measure_cadence`.
     """
 
     run_id: UUID
     project_id: UUID
-    state: Liveness
+    state: Annotated[Liveness, doc("alive; stale: its reports are late; lost: considered ended")]
     next_check_at: datetime | None
     changed_at: datetime
     heartbeat_at: datetime | None = None
-    cadence_seconds: float | None = None
-    metric_faults: tuple[MetricFault, ...] = ()
-    costly_step_seconds: float | None = None
+    cadence_seconds: Annotated[float | None, doc("longest usual pause between reports; null: not yet known")] = None
+    metric_faults: Annotated[
+        tuple[MetricFault, ...], doc("watched metrics without usable data, at the last check")
+    ] = ()
+    costly_step_seconds: Annotated[
+        float | None,
+        doc(
+            "detector time in one commit that exceeded the budget, so that the run is committed separately; null: "
+            "within the budget so far"
+        ),
+    ] = None
 
 
 run_health = make_table(

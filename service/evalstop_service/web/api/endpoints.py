@@ -131,13 +131,11 @@ class ReplayOut(Answer):
 
 
 @answers(TestResult)
+@answers(DeliveryAttempt, "status_code answer duration_ms")
 class TestOut(Answer):
     """An endpoint's answer to a test event; `delivered`: a 2xx status."""
 
-    status_code: int | None = Field(description="HTTP status of the answer; null: no answer")
     error: str | None = Field(description="why it was not delivered; null: it was")
-    answer: str | None = Field(description="the start of the response")
-    duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
 
 
 @router.get("/endpoints")

@@ -14,7 +14,7 @@ from pydantic import Field, RootModel
 from evalstop_service.decisions import second_person
 from evalstop_service.domain.fields import Body, Integral, Line, Plain
 from evalstop_service.domain.run import Call
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import NotFound, require
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.backtests import Summary
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -168,9 +168,7 @@ def get_policy(
     with database.reading() as tx:
         versions = policies.list_versions(tx, caller.project_id)
     items = [PolicyOut.model_validate(policy) for policy in versions if policy.name == name]
-    if not items:
-        raise NotFound(f"there is no policy {name!r} in this project")
-    return Items[PolicyOut](items=items)
+    return Items[PolicyOut](items=require(items or None, f"policy {name!r} in this project"))
 
 
 @router.post("", status_code=201, response_model=PolicyOut, responses=WAITS)

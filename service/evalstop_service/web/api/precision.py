@@ -58,6 +58,7 @@ class CountsOut(Answer):
     passed: CellOut = Field(description="never flagged; `right` is healthy, `wrong` missed")
 
 
+@answers(GroupFigures)
 class GroupOut(Answer):
     """The figures of one group; keys that do not define the group are null."""
 
@@ -65,14 +66,10 @@ class GroupOut(Answer):
     detector: str | None = Field(description="null unless grouped by detector")
     job_kind: str | None = Field(description="null also for jobs without a kind")
     begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
-    precision: EstimateOut = Field(description="the share of its stops that were right")
-    observes: bool | None = Field(description="of a detector: it only observes, and decides nothing; else null")
     recall: EstimateOut | None = Field(description="the share of the runs that turned that it stopped, rightly")
     false_stops_per_healthy_run: EstimateOut | None = Field(description="the share of healthy runs that it flagged")
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved, would have saved, and lost")
-    parks: ParksOut = Field(description="jobs that were parked instead of stopped")
-    stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut = Field(description="how many cases there are of each kind")
     cases: dict[str, dict[str, str]] = Field(description="URLs of the cases behind each count")
 

@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Integral, Line
-from evalstop_service.errors import NotFound, Overloaded
+from evalstop_service.errors import Overloaded, require
 from evalstop_service.store.database import read_now
 from evalstop_service.store.endpoints import load_pull_endpoint
 from evalstop_service.store.queue import leases
@@ -142,9 +142,7 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
         if settled:
             details = {"status": body.status, "endpoint": str(endpoint_id)}
             caller.author(now).record(tx, "delivery.settled", f"delivery {body.delivery_id}", details)
-    if settled is None:
-        raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
-    return Settlement(settled=settled)
+    return Settlement(settled=require(settled, f"delivery {body.delivery_id} to this endpoint"))
 
 
 def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body: ClaimIn) -> list[ClaimedDelivery]:

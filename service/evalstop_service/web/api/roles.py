@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, cast
 
 from evalstop_detectors import ROLES, MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import MOST_EVALS
@@ -124,13 +124,8 @@ def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricF
     completed: dict[str, MetricFields] = {}
     for metric, role in metrics.items():
         direction = role.direction or choose_direction(MetricRole(role.role), metric)
-        completed[metric] = {"role": role.role, "direction": direction}
-        if role.weight is not None:
-            completed[metric]["weight"] = role.weight
-        if role.critical:
-            completed[metric]["critical"] = True
-        if role.required:
-            completed[metric]["required"] = True
+        of_eval = role.model_dump(include={"weight", "critical", "required"}, exclude_defaults=True)
+        completed[metric] = cast("MetricFields", {"role": role.role, "direction": direction, **of_eval})
     return completed
 
 

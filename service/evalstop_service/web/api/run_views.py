@@ -12,8 +12,8 @@ from pydantic import AliasPath, Field
 from evalstop_service.decisions.commands import offer_exploit, tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
-from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import Recognition, RunAssessment, StepNote
+from evalstop_service.domain.health import MetricFault
+from evalstop_service.domain.run import Recognition, RunAssessment, RunDescription, StepNote
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
@@ -22,6 +22,7 @@ from evalstop_service.store import cases, decisions, mlflow, projects, run_detai
 from evalstop_service.store.cases import Case, Outcome
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
+from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import EXPLOIT, Answer, DecisionStateOut, ExploitOut, PolicyName, Time, answers
 from evalstop_service.web.context import Context
@@ -82,17 +83,11 @@ class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
 
+@answers(RunHealth, "state cadence_seconds metric_faults costly_step_seconds")
 class RunHealthOut(Answer):
     """Whether a run is reporting."""
 
-    state: Liveness = Field(description="alive; stale: its reports are late; lost: considered ended")
     last_report_at: Time = Field(description="time of the last observations or heartbeat")
-    cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not yet known")
-    metric_faults: list[MetricFaultOut] = Field(description="watched metrics without usable data, at the last check")
-    costly_step_seconds: float | None = Field(
-        description="detector time in one commit that exceeded the budget, so that the run is committed separately; "
-        "null: within the budget so far"
-    )
     detector_failure: str | None = Field(
         description="the error after which the run is no longer judged, though still stored; null: it is judged"
     )
@@ -114,6 +109,7 @@ class StepNoteOut(Answer):
 
 
 @answers(Run)
+@answers(RunDescription, "owner group tags notes step_notes")
 class RunOut(Answer):
     """A run and its state."""
 
@@ -122,11 +118,6 @@ class RunOut(Answer):
         description="the watched metrics by name: role and direction; with several evals, weight and critical"
     )
     recognition: RecognitionOut = Field(description="the origin of these roles")
-    owner: str | None = Field(description="who is notified; null: nobody")
-    group: str | None = Field(description="group of runs that it is compared with; null: none")
-    tags: list[str] = Field(description="tags to find it by")
-    notes: str = Field(description="notes by people")
-    step_notes: list[StepNoteOut] = Field(description="notes by people at steps of the run, by ascending step")
     params: dict[str, str] = Field({}, description="hyperparameters reported by the trainer; empty in lists")
     policy: PolicyName = Field(description="the policy that judges it")
     length_known: bool = Field(

@@ -12,15 +12,13 @@ from fastapi import APIRouter, Form, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import message_links
-from evalstop_service.decisions.message_links import Choice, MessageLink
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.decisions.message_links import Choice
+from evalstop_service.errors import Invalid, require
 from evalstop_service.web.pages import charts, formatting, forms
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import SiteOf
 
 router = APIRouter(prefix="/act/{delivery_id}/{token}", route_class=PageRoute)
-
-_UNKNOWN = "such link"
 
 
 @router.get("")
@@ -28,10 +26,8 @@ def show_link(delivery_id: UUID, token: str, site: SiteOf) -> Response:
     """What the run is, why it is to be stopped and when, or what became of the stop."""
     now = site.clock()
     with site.database.reading() as tx:
-        link = message_links.open_link(tx, site.context.encryption, delivery_id, token, now)
-        curves = charts.load_curves(tx, link.run) if link is not None and link.choices else []
-    if link is None:
-        raise NotFound(_UNKNOWN)
+        link = require(message_links.open_link(tx, site.context.encryption, delivery_id, token, now), "such link")
+        curves = charts.load_curves(tx, link.run) if link.choices else []
     response = render_page(
         "message_link.html",
         visitor=None,
@@ -69,9 +65,6 @@ def postpone_stop(
 
 def _act(site: SiteOf, delivery_id: UUID, token: str, choice: Choice, name: str) -> Response:
     name = " ".join(forms.clean_text(name).split())
-    link: MessageLink | None = message_links.act(
-        site.database, site.context.encryption, delivery_id, token, choice, name, site.clock()
-    )
-    if link is None:
-        raise NotFound(_UNKNOWN)
+    acted = message_links.act(site.database, site.context.encryption, delivery_id, token, choice, name, site.clock())
+    require(acted, "such link")
     return RedirectResponse(f"/act/{delivery_id}/{token}", 303)

@@ -115,7 +115,6 @@ def show_policy(
         visitor=visitor,
         shown=shown,
         ladder=ladder,
-        requirements=visitor.project.case_requirements,
         versions=policy_versions,
         choices=[policy.reference for policy in versions if policy is not shown],
         members=name_members(shown.document),
