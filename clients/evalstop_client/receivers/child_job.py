@@ -215,7 +215,8 @@ class ProcessJobControl:
         if self._checkpoint_signal is None:
             return False
         if "pid" in job.facts:
-            self._notify_part(job, self._checkpoint_signal, only_first=True)
+            first = [process for process in self._list_part(job) if str(process.pid) == job.facts["pid"]]
+            _signal_each(first, self._checkpoint_signal)
             return True
         with contextlib.suppress(ProcessLookupError):
             if self._job.exit_status is None:
@@ -226,23 +227,24 @@ class ProcessJobControl:
         """Send SIGTERM to the whole group; if only a part may end, to its process and that one's descendants."""
         if "pid" in job.facts:
             logger.info("SIGTERM to process %s and its descendants", job.facts["pid"])
-            self._notify_part(job, signal.SIGTERM)
+            _signal_each(self._list_part(job), signal.SIGTERM)
             return
         logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._list_living()):
             self._job.signal(signal.SIGTERM)
         else:  # the group is gone, and its id may be reused: only descendants are left
-            self._signal_each(signal.SIGTERM)
+            _signal_each(self._list_living(), signal.SIGTERM)
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL to every remaining process, repeatedly: they may be forking."""
         if "pid" in job.facts:
-            self._notify_part(job, signal.SIGKILL)
+            _signal_each(self._list_part(job), signal.SIGKILL)
             return
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
-            logger.info("SIGKILL to %s", [process.pid for process in self._list_living()])
-            self._signal_each(signal.SIGKILL)
+            living = self._list_living()
+            logger.info("SIGKILL to %s", [process.pid for process in living])
+            _signal_each(living, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
 
     def check_job(self, job: Job) -> Present | Gone:
@@ -342,17 +344,6 @@ class ProcessJobControl:
             members |= {(process.pid, process.started) for process in find_family(living, pid, started)}
         return [process for process in living if (process.pid, process.started) in members]
 
-    def _notify_part(self, job: Job, number: int, *, only_first: bool = False) -> None:
-        for process in self._list_part(job):
-            if not only_first or str(process.pid) == job.facts["pid"]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-
-    def _signal_each(self, number: int) -> None:
-        for process in self._list_living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-
     def _is_gone(self) -> bool:
         if self._ancestor == os.getpid():
             reap_orphans(self._job.pid)
@@ -366,6 +357,12 @@ class ProcessJobControl:
         if self._gone is self._job:
             return []
         return find_living_processes(self._job.pid, self._job.pid if self._ancestor is None else self._ancestor)
+
+
+def _signal_each(processes: Sequence[Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def _describe_copy(request: StopRequest) -> dict[str, str]:

@@ -39,7 +39,7 @@ from evalstop_client.receivers.kubernetes.pods import (
     parse_time,
     summarize_pods,
 )
-from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension, is_queued, list_owners
+from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension, is_queued
 from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
@@ -193,29 +193,24 @@ class KubernetesJobControl:
         Looks in all namespaces if it may list them, else in those where it may stop workloads.
         """
         known = {other.facts["uid"] for other in parked}
-        queued = filter(is_queued, self._list_waiting(WORKLOAD, job))
-        if any(known.isdisjoint(owner["uid"] for owner in list_owners(item)) for item in queued):
-            return True
-        return any(
-            self._find_top_uid(item) not in known
-            for item in self._list_waiting(POD, job, "status.phase=Pending,spec.nodeName=")
-            if is_unschedulable(item)
-        )
+        for kind, waits in ((WORKLOAD, is_queued), (POD, is_unschedulable)):
+            for item in filter(waits, self._list_waiting(kind, job)):
+                try:
+                    if self._find_topmost(kind, item)[1]["metadata"]["uid"] not in known:
+                        return True
+                except RequestRefused:  # it belongs to nothing that can be parked
+                    return True
+        return False
 
-    def _list_waiting(self, kind: Kind, job: Job, fields: str = "") -> Iterator[Object]:
+    def _list_waiting(self, kind: Kind, job: Job) -> Iterator[Object]:
         is_granted = self._api.is_granted("list", kind, "")
+        fields = "status.phase=Pending,spec.nodeName=" if kind is POD else ""
         for namespace in [""] if is_granted else sorted(self._namespaces or [job.facts["namespace"]]):
             try:
                 yield from self._api.list(kind, namespace, "", fields).items
             except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
                 if kind is POD:
                     raise
-
-    def _find_top_uid(self, pod: Object) -> str | None:
-        try:
-            return str(self._find_topmost(POD, pod)[1]["metadata"]["uid"])
-        except RequestRefused:  # it belongs to nothing that can be parked
-            return None
 
     def _record_event(self, job: Job, request: StopRequest) -> None:
         """Record the reason in an event of the workload; one is enough if the stop is repeated."""

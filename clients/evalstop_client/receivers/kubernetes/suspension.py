@@ -96,7 +96,7 @@ class Suspension:
                 raise
             self._may_be_queued = False
             return []
-        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in list_owners(item))]
+        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
 
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
@@ -175,5 +175,5 @@ def _read_parallelism_before(workload: Object) -> int | None:
     return int(noted) if isinstance(noted, str) and noted.isdecimal() else None
 
 
-def list_owners(item: Object) -> list[Object]:
+def _list_owners(item: Object) -> list[Object]:
     return list(item["metadata"].get("ownerReferences") or [])
