@@ -44,7 +44,7 @@ class GroupedRun:
     """A run of a group, with what its rule compares.
 
     `descent`: the copies that it has made, oldest first. `since`: the step at which its lineage began, 0 for the first.
-    `is_live`: it runs, and nothing is decided about it.
+    `is_live`: it runs, and nothing is decided about it. `initial`: the explored hyperparameters that it began with.
     """
 
     run: Run
@@ -53,6 +53,7 @@ class GroupedRun:
     since: int
     is_live: bool
     hyperparameters: dict[str, float | str]
+    initial: dict[str, float | str]
 
 
 def parse_rule(document: dict[str, Any]) -> GroupRule:
@@ -122,6 +123,7 @@ def load_members(
                 lineage[-1].source_step if lineage else 0,
                 is_live and len(run.eval_changes) < MOST_CHANGES,
                 own | (lineage[-1].hyperparameters if lineage else {}),
+                own,
             )
         )
     return members

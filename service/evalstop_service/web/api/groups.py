@@ -60,6 +60,7 @@ class MemberOut(Answer):
     since: int = Field(description="the step at which its lineage began: 0, or that of the checkpoint it copied last")
     score: Stored | None = Field(description="its last eval, in the unit of the metric; null: none")
     hyperparameters: dict[str, float | str] = Field(description="those that the rule explores, as they are now")
+    initial: dict[str, float | str] = Field(description="those that the rule explores, as the run began")
     descent: list[DescentOut] = Field(description="the copies that it has made, oldest first")
 
 

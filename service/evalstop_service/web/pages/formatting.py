@@ -54,9 +54,9 @@ def format_json(document: Any) -> str:
 
 def name_state(state: str, action: str = Action.STOP) -> str:
     """A short name of a decision's state, by its action."""
-    if action == Action.STOP:
-        return _STATES[state]
-    return "returned" if state == DecisionState.UNDONE else _STATES[state].replace("stop", "parking")
+    if action == Action.PARK and state == DecisionState.UNDONE:
+        return "returned"
+    return _STATES[state].replace("stop", {Action.PARK: "parking", Action.EXPLOIT: "copy"}.get(Action(action), "stop"))
 
 
 def format_step(number: int) -> str:

@@ -14,6 +14,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.pages import (
     compare,
     fleet,
+    group,
     labeling,
     message_links,
     overview,
@@ -33,7 +34,7 @@ from evalstop_service.web.pages.visitor import OpenId, Site, Streams
 from evalstop_service.web.problem_kinds import PATH, ProblemKind
 
 PAGES = (
-    *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet),
+    *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet, group),
     compare,  # before the page of a run, which would match its address as a run's id
     *(run_page, analysis, run_actions),
     *(policies, webhooks, settings),

@@ -14,6 +14,7 @@ from evalstop_service.runs.descriptions import add_step_note, describe_run
 from evalstop_service.store.audit import Author
 from evalstop_service.store.observations import PostedObservation
 
+from tests.service.web.pages.recorded_groups import populate_groups
 from tests.service.web.pages.recorded_runs import Tenant, load_recorded_evals
 
 
@@ -63,7 +64,9 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     paths += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     paths += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
     paths += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere", "/runs?status=lost"]
-    return [*paths, *unusual], str(pending.id)
+    populate_groups(tenant)
+    groups = [f"/groups/{name}" for name in ("population", "halving", "no%20rule", "empty")]
+    return [*groups, *paths, *unusual], str(pending.id)
 
 
 def _add_run(

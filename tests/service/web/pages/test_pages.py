@@ -230,7 +230,7 @@ def test_run_description_is_saved_shown_and_searched(visitor: httpx.Client, tena
         answer = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": read_csrf_token(visitor)})
         assert answer.headers["location"] == f"/runs/{run.id}"
     page = get_html(visitor, f"/runs/{run.id}")
-    assert [words in page for words in ("one\n&lt;two&gt;", "/runs?group=seeds+%26+co", ">a, c\nb</textarea>")] == [
+    assert [words in page for words in ("one\n&lt;two&gt;", "/groups/seeds%20%26%20co", ">a, c\nb</textarea>")] == [
         True
     ] * 3
     for query, count in (

@@ -75,7 +75,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
-        current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+        current = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         case = cases.find_case(tx, run.id, run.attempt)
         remark = explain_raw_maximum(tx, run)
     stale_seconds, cadence_seconds = visitor.project.stale_seconds, stored.cadence_seconds if stored else None

@@ -2,7 +2,7 @@
 // range that the run has covered, and a lane for each other detector: its evidence against its threshold.
 
 import { onAnalysis } from "./analysis.js";
-import { axis, axisTitle, band, draw, drawable, loadPlotly, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
+import { axis, axisTitle, band, draw, drawable, escape, loadPlotly, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
@@ -19,7 +19,6 @@ const PANELS = [
 const LANE_PX = 24;
 const LANE_TOP = 1.3; // of the threshold
 const MOST_NOTED = 70; // characters of a detector's note
-const MOST_LABELED = 24; // of a person's at a step
 const SHARES = new Set(["turned", "covered"]); // from 0 to 100 %
 const GAP_PX = 28;
 const LABEL_PX = 150;
@@ -192,12 +191,6 @@ function describeEvidence(track, i) {
   const evidence = track.stop_at === null ? number(track.values[i]) : `${number(track.values[i])} of ${number(track.stop_at)}`;
   const note = track.notes[i];
   return narrow.matches || !note ? evidence : `${evidence}: ${escape(note, MOST_NOTED)}`;
-}
-
-// Text of people as Plotly shows it: it reads tags in it.
-function escape(text, most = MOST_LABELED) {
-  const start = text.length > most ? `${text.slice(0, most)}…` : text;
-  return start.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }
 
 function paint(name) {

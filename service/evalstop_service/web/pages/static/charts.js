@@ -1,5 +1,5 @@
 // Shared by all charts: colors from the style sheet, axes, bands, and redrawing when the color scheme or the width changes.
-// No text from trainers is passed to Plotly, which interprets HTML.
+// Text from trainers is passed to Plotly, which interprets HTML, only by `escape`.
 
 export const narrow = matchMedia("(max-width: 720px)");
 
@@ -93,6 +93,12 @@ export function shareTicks(highest = 1) {
   const step = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1].find((one) => highest <= 5 * one) ?? 0.2;
   const tickvals = Array.from({ length: Math.floor(highest / step + 1e-9) + 1 }, (_, i) => i * step);
   return { tickvals, ticktext: tickvals.map((value) => percent(value, step < 0.01 ? 1 : 0)) };
+}
+
+// The start of a text of people as Plotly shows it: it reads tags in it.
+export function escape(text, most = 24) {
+  const start = text.length > most ? `${text.slice(0, most)}…` : text;
+  return start.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }
 
 // Calls `redraw` when the color scheme or the width class changes.
