@@ -10,8 +10,8 @@
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
 | `cannot_park` | no endpoint subscribes to `run.park_requested`, so the job cannot be parked | an endpoint does |
 | `shared_job` | other live runs of the job, which are not to be stopped, would end with it | they end or stop too |
-| `group_last` | the rule of a group would stop its last live run | other runs of the group begin |
-| `group_share` | the rule would stop too large a share of the live runs at once | others of these have ended |
+| `group_last` | the rule of a group would stop its last run, and none completed | others begin or complete |
+| `group_share` | the rule would stop too large a share of the live runs at once; one may be | the others have ended |
 
 A copy of another run ends nothing: it waits for a pause and for a stale run alone. A policy may override `stale`,
 `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of decisions. A transaction that
@@ -108,16 +108,16 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
 
 
 def _find_group_guards(tx: Transaction, run: Run, decision: Decision) -> Iterator[Guard]:
-    """The guards of the group whose rule decided: its live runs are those that no decision is about to end."""
+    """The guards of the group whose rule decided. One run at a time may be stopped, as of a search with one worker."""
     if decision.group is None:
         return
-    live, ending = groups.count_running(tx, run.project_id, decision.group, but_for=run.id)
-    if live == ending:
+    live, ending, completed = groups.count_siblings(tx, run.project_id, decision.group, but_for=run.id)
+    if live == ending and not completed:
         reason = f"it is the last run of the group {decision.group} that is not being stopped"
         yield Guard(GuardKind.GROUP_LAST, reason, {"group": decision.group})
     group = groups.find_group(tx, run.project_id, decision.group)
     most = GroupRule("median").most_share if group is None else group_rules.read_rule(group).most_share
-    if ending + 1 > most * (live + 1):
+    if ending and ending + 1 > most * (live + 1):
         reason = f"{ending + 1} of {live + 1} live runs of the group would be stopped at once"
         details = {"stops": ending, "runs": live + 1, "most_share": most}
         yield Guard(GuardKind.GROUP_SHARE, f"{reason}; the limit is {format_percent(most)}", details)

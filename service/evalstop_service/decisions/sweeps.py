@@ -31,7 +31,7 @@ from evalstop_service.store.runs import Run
 
 log = logging.getLogger(__name__)
 
-EVERY_SECONDS, IDLE_SECONDS = 2.0, 15.0
+EVERY_SECONDS, IDLE_SECONDS = 2.0, 5.0
 """The time between two comparisons, and without a group to compare."""
 
 

@@ -66,19 +66,23 @@ def list_run_ids(tx: Transaction, project_id: UUID, name: str, limit: int) -> li
     return list(tx.execute(query.order_by(table.run_id.desc()).limit(limit)).scalars())
 
 
-def count_running(tx: Transaction, project_id: UUID, name: str, but_for: UUID) -> tuple[int, int]:
-    """How many other runs of a group run, and how many of these are to be stopped or parked."""
+def count_siblings(tx: Transaction, project_id: UUID, name: str, but_for: UUID) -> tuple[int, int, int]:
+    """How many other runs of a group run, how many of these are to be stopped or parked, and how many completed."""
     of_attempt = (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt) & sa.text(ENDS_ATTEMPT)
     query = (
-        sa.select(sa.func.count(), sa.func.count().filter(decisions.c.state.in_(TO_BE_STOPPED)))
+        sa.select(
+            sa.func.count().filter(runs.c.status == RunStatus.RUNNING),
+            sa.func.count().filter(runs.c.status == RunStatus.RUNNING, decisions.c.state.in_(TO_BE_STOPPED)),
+            sa.func.count().filter(runs.c.status == RunStatus.COMPLETED),
+        )
         .select_from(run_descriptions)
         .join(runs, runs.c.id == run_descriptions.c.run_id)
         .outerjoin(decisions, of_attempt)
         .where(run_descriptions.c.project_id == project_id, run_descriptions.c.group == name)
-        .where(runs.c.status == RunStatus.RUNNING, runs.c.id != but_for)
+        .where(runs.c.id != but_for)
     )
-    live, ending = tx.execute(query).one()
-    return live, ending
+    live, ending, completed = tx.execute(query).one()
+    return live, ending, completed
 
 
 def load_descent(tx: Transaction, run_ids: Collection[UUID]) -> tuple[dict[UUID, list[Copy]], dict[UUID, list[Copy]]]:

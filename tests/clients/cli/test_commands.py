@@ -92,6 +92,26 @@ def test_runs_are_compared_side_by_side(shell: Shell, project: Project) -> None:
     assert "no run is called 'nosuch'" in shell.run("runs", "compare", "falls", "nosuch", code=1)
 
 
+def test_group_gets_a_rule_and_is_shown(shell: Shell, project: Project, tmp_path: Path) -> None:
+    """A rule is set by its kind or from a file, changed and removed; the group shows it with its runs."""
+    rule = tmp_path / "rule.json"
+    rule.write_text(json.dumps({"kind": "pbt", "ready_steps": 10, "hyperparameters": {"lr": {"high": 0.5}}}))
+    terms: dict[str, Any] = {"group": "lr sweep", "population": {"kind": "median", "fewest": 4}, "config": {"lr": 0.25}}
+    with project.report_run("slow", (0.1, 0.2), **terms):
+        assert [group["rule"]["fewest"] for group in shell.read("groups", "ls")] == [4]
+        assert shell.run("groups", "rule", "lr sweep", str(rule)) == "group lr sweep has the rule pbt\n"
+        shown = shell.run("groups", "show", "lr sweep")
+        assert all(words in shown for words in ("ready_steps", "slow", "lr=0.25", "none"))
+        assert shell.read("groups", "show", "lr sweep")["rule"]["ready_steps"] == 10
+        assert shell.run("groups", "rule", "lr sweep", "halving") == "group lr sweep has the rule halving\n"
+        assert "halving" in shell.run("groups", "ls")
+        assert shell.run("groups", "rule", "lr sweep", "none") == "group lr sweep has no rule\n"
+        assert shell.run("groups", "ls") == "none\n"
+        assert "rule" in shell.run("groups", "show", "lr sweep")
+    assert "kind" in shell.run("groups", "rule", "lr sweep", "best", code=1)
+    assert "write it in JSON" in shell.run("groups", "rule", "lr sweep", "rule.yaml", code=2)
+
+
 def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
     """A table has a row for each policy, or for each detector of the policies, with the shares and their intervals."""
     with project.report_run("rises", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)):

@@ -64,6 +64,14 @@ def open_group(project: ProjectFixture, names: Sequence[str] = tuple(CURVES), st
     return members
 
 
+def open_alone(project: ProjectFixture, others_ended: str) -> Run:
+    """The worst run of a group whose other runs have ended."""
+    members = open_group(project)
+    for name in ("best", "good", "fair"):
+        project.finish_run(members[name], others_ended)
+    return members["worst"]
+
+
 def extend_run(project: ProjectFixture, run: Run, steps: range, rate: float) -> None:
     project.post_observations(run, evals(*[rate * step for step in steps], start=steps[0]))
     for step in steps[::2]:
@@ -173,11 +181,11 @@ def test_stop_on_hold_ends_when_the_rule_no_longer_calls(database: Database) -> 
 
 def test_what_holds_a_rule_does_not_hold_the_policy(database: Database) -> None:
     """If the policy calls for the stop itself, the decision on hold ends and the policy's takes its place."""
-    project = set_up(database, MEDIAN | {"most_share": 0.01})
-    run = open_group(project)["worst"]
+    project = set_up(database)
+    run = open_alone(project, "failed")
     compare(project)
     held = project.load_decision(run)
-    assert (held.state, held.guard_kinds) == (DecisionState.ON_HOLD, ["group_share"])
+    assert (held.state, held.guard_kinds) == (DecisionState.ON_HOLD, ["group_last"])
     project.post_observations(run, evals(0.04, 0.03, 0.02, start=6))
     decision = project.load_decision(run)
     assert (decision.group, decision.state) == (None, DecisionState.REQUESTED)
@@ -185,15 +193,36 @@ def test_what_holds_a_rule_does_not_hold_the_policy(database: Database) -> None:
 
 
 def test_last_run_of_a_group_is_not_stopped(database: Database) -> None:
-    """When all others have ended, the stop of the last is on hold; a person may release it."""
+    """When all others have failed, the stop of the last is on hold; a person may release it."""
     project = set_up(database)
-    members = open_group(project)
-    for name in ("best", "good", "fair"):
-        project.finish_run(members[name])
+    worst = open_alone(project, "failed")
     compare(project)
-    decision = project.load_decision(members["worst"])
+    decision = project.load_decision(worst)
     assert (decision.state, "group_last" in decision.guard_kinds) == (DecisionState.ON_HOLD, True)
     assert project.apply_command(decision, Released(utc_now(), "dana", "all others are done")) == "requested"
+
+
+def test_search_with_one_worker_stops_its_runs(database: Database) -> None:
+    """The only live run is stopped when others have completed: runs that come one after the other are compared, too."""
+    project = set_up(database)
+    worst = open_alone(project, "completed")
+    compare(project)
+    assert project.load_decision(worst).state is DecisionState.REQUESTED
+
+
+def test_rule_stops_its_share_at_once_but_always_one(database: Database) -> None:
+    """Of two that lag the second waits until the first has ended."""
+    project = set_up(database, MEDIAN | {"most_share": 0.1})
+    worst = open_group(project)["worst"]
+    worse = project.open_run("worse", mode=Mode.ENFORCE, description=RunDescription(group=GROUP))
+    extend_run(project, worse, range(6), 0.02)
+    compare(project)
+    states = {run.name: project.load_decision(run).state for run in (worst, worse)}
+    assert states == {"worst": DecisionState.REQUESTED, "worse": DecisionState.ON_HOLD}
+    assert project.load_decision(worse).guard_kinds == ["group_share"]
+    project.finish_run(worst, obeyed=project.load_decision(worst).id)
+    deadlines.process_overdue(database, utc_now() + timedelta(minutes=2))
+    assert project.load_decision(worse).state is DecisionState.REQUESTED
 
 
 def test_run_in_shadow_bounds_the_rule(database: Database) -> None:
