@@ -89,9 +89,10 @@ def test_fall_that_leaves_a_third_of_the_rise_is_stopped() -> None:
 
 @pytest.mark.parametrize("factor", [3.5, 60.0])
 def test_jump_of_kl_confirms_a_fall(factor: float) -> None:
-    """A fall by 0.7 of the gain is certain within six evals if KL becomes several times as large."""
+    """A fall by 0.7 of the gain is certain within four evals if KL becomes several times as large."""
     jump = np.where(FALLEN, factor, 1.0)
-    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng) * jump], AT + 5) > 93
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng) * jump], AT + 2) <= 5
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng) * jump], AT + 3) > 93
 
 
 @pytest.mark.parametrize("move", [-0.7, 1.5])
@@ -135,11 +136,36 @@ def test_paired_evaluation_that_finds_no_fall_clears_it() -> None:
 
 
 def test_fall_in_two_evals_is_sudden() -> None:
-    """One eval may lie in between."""
+    """One eval may lie in between, and counts as fallen."""
     scores = np.concatenate([np.linspace(0, 1, 40), [0.55], np.zeros(10)])
-    stop = find_stop(scores)
-    assert stop is not None
-    assert stop[1] == 39
+    assert find_stop(scores) == (45, 39)
+    jump = np.where(np.arange(len(scores)) >= 40, 60.0, 1.0)
+    assert find_stop(scores, kl=0.1 * jump * np.arange(1, len(scores) + 1)) == (43, 39)
+
+
+@pytest.mark.parametrize(("settles", "stop"), [(0.3, (48, 39)), (0.9, None)], ids=["below the line", "near the best"])
+def test_spike_that_settles_lower_is_counted_anew(settles: float, stop: tuple[int, int] | None) -> None:
+    """A score that falls far and heals by most of that has collapsed if it stays below the line where it settles."""
+    scores = np.concatenate([np.linspace(0, 1, 40), [-8.0, -5.0, -2.0], np.full(30, settles)])
+    assert find_stop(scores) == stop
+
+
+def find_first_stop(planned: int | None) -> int | None:
+    """Where a run is stopped whose first eval is far above the 39 others."""
+    scores = np.concatenate([[1.0], 0.01 * np.random.default_rng(0).standard_normal(39)]).tolist()
+    run = [
+        Observation(MetricRole.EVAL, step, score, progress=planned and step / planned)
+        for step, score in enumerate(scores)
+    ]
+    evidence = zip(run, collect_evidence(Collapse(), run), strict=True)
+    return next((item.step for item, latest in evidence if latest.value >= 1), None)
+
+
+def test_run_that_broke_before_its_second_eval_is_stopped_after_a_third_of_its_plan() -> None:
+    """The first eval may have been lucky, so without a plan it is suspect only."""
+    assert find_first_stop(40) == 14
+    assert find_first_stop(12) == 6
+    assert find_first_stop(None) is None
 
 
 @pytest.mark.parametrize(
@@ -172,9 +198,14 @@ def test_run_at_once_equals_one_eval_at_a_time(seed: int, evals: int, noise: flo
     for _ in range(2):
         begin = int(rng.integers(0, evals))
         scores[begin : begin + int(rng.integers(1, 30))] -= rng.choice([0.6, 3.0])
+    scores[0] += rng.choice([0.0, 3.0])
     scores[rng.random(evals) < 0.03] = np.nan
     stderr = noise if rng.random() < 0.5 else None
-    run = [Observation(MetricRole.EVAL, 2 * step, score, stderr) for step, score in enumerate(scores.tolist())]
+    planned = evals * rng.choice([0.3, 1.0, 3.0])
+    run = [
+        Observation(MetricRole.EVAL, 2 * step, score, stderr, float(min(1.0, step / planned)))
+        for step, score in enumerate(scores.tolist())
+    ]
     for role in (MetricRole.PROXY, MetricRole.KL):
         steps = np.flatnonzero(rng.random(2 * evals) < rng.choice([0.0, 0.7]))
         run += [Observation(role, step, float(rng.random())) for step in steps.tolist()]

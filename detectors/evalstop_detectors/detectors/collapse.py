@@ -5,7 +5,8 @@ Source      Original, from public reports of RL runs: a policy that collapses to
 Kernel      A fall is sudden if, in one eval or two, the score goes from near its best to below the line: `share` of the
             rise so far and `sigmas` standard deviations of one eval below the best median of three. It stays down while
             each eval lies below the line and the last three lie on average at most a quarter of the fall above the
-            first three.
+            first three. If they lie higher, but still below the line, it counts anew from there: a loss that jumps to
+            ten times what it was heals by far more than a quarter when it settles at twice.
 Confirmed   A changed grader moves the eval alone. A run has broken if something else changed with it:
             (1) KL is three times as large as ever before within three evals; (2) the last `k` evals moved by at most a
             tenth of what the `k` before the fall did: a constant; (3) the last `k` evals lie on average at most 0.35
@@ -15,16 +16,18 @@ Confirmed   A changed grader moves the eval alone. A run has broken if something
             least half of the fall, three standard errors above it. One that finds less, two standard errors below it,
             clears the fall: the new level is the start.
 Age         A run whose proxy fell too may heal by itself, the later the older it is. So (4) needs `k` evals, or a fifth
-            of those before the fall if that is more; the others need `k`. A run that a person will roll back to a
-            checkpoint looks the same while it is broken; a stop keeps the checkpoint that they would choose.
+            of those before the fall if that is more; (1) needs two thirds of `k`, the others `k`. A run that a person
+            will roll back to a checkpoint looks the same while it is broken; a stop keeps the checkpoint that they
+            would choose.
 No rise     A run whose first eval is its best, by twice the range of all later ones, is suspect from its sixth eval on:
-            it broke before its second eval, or the first was lucky. One in 400 runs of mere noise looks so.
+            it broke before its second eval, or the first was lucky. One in 400 runs of mere noise looks so. If it still
+            looks so after a third of its planned length, it has broken.
 State       The noise of the eval score, which holds its last values, the mean of the first three evals, the best median
             of three, the range of all evals but the first, proxy and KL so far, and the fall in progress. O(1).
 Evidence    A statistic: the number of evals since the fall, divided by those needed; at most 0.9 while nothing confirms
             the fall. The turn is placed at the last eval before it.
-Not done    A grader that changes eval and proxy alike looks the same; declare it. A run that never rose has nothing to
-            lose, so it is not stopped.
+Not done    A grader that changes eval and proxy alike looks the same; declare it. A run that never rose, and whose
+            length is not known, is not stopped: a lucky first eval looks the same.
 """
 
 from __future__ import annotations
@@ -58,8 +61,10 @@ _PROXY_SHARE, _PROXY_MOVES = 0.3, 4.0
 _MEASURED_SHARE = 0.5  # of the fall, by a paired evaluation
 _ABOVE, _BELOW = 3.0, 2.0  # standard errors
 _WAIT_AFTER_JUMP = 5  # a fifth of the evals before the fall
+_WAIT_AFTER_KL = 2 / 3  # of `k`
 
 _FELL_FIRST = 2.0  # times the range of the later evals, below the first one
+_LATE = 1 / 3  # of the plan: a lucky first eval is reached again sooner, or the later ones spread
 _QUIET = Evidence(Kind.STATISTIC, 0.0, None, "no sudden fall")
 
 
@@ -115,10 +120,11 @@ class Course(Struct, frozen=True):
 class Fall(Struct, frozen=True):
     """A fall in progress: the step before it, the `line` below which it stays, its depth, and its last evals.
 
-    `first` is the sum of its first three evals. All values are relative to the run's first eval. `age`: evals before
-    it. `floor`, `deep`: means from here down lie near the start, or far below. `moved`: the range of the last evals
-    before it. `proxy`, `jump`, `kl`: what the proxy was, by how much it must change, and what KL must reach. `changed`
-    are sum and number of the proxies of its first evals. `certain`, `jumped`, `measured`: (1), (4), (5) of the module's
+    `first` is the sum of its first three evals; `evals` counts them and the later ones, since it last healed by a
+    quarter. All values are relative to the run's first eval. `age`: evals before it, or before it healed so far.
+    `floor`, `deep`: means from here down lie near the start, or far below. `moved`: the range of the last evals before
+    it. `proxy`, `jump`, `kl`: what the proxy was, by how much it must change, and what KL must reach. `changed` are sum
+    and number of the proxies of its first evals. `certain`, `jumped`, `measured`: (1), (4), (5) of the module's
     docstring.
     """
 
@@ -191,7 +197,7 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
 
     @property
     def stated_risk(self) -> float | None:
-        # 1 of the 10,000 healthy runs on which shipped policies are calibrated; with 95 % confidence at most 0.06 %.
+        # 2 of the 10,000 healthy runs on which shipped policies are calibrated; with 95 % confidence at most 0.07 %.
         return 0.001 if self == Collapse() else None
 
     def take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
@@ -201,7 +207,7 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
         steps = (*state.steps[-1:], observation.step)
         fall = state.fall or self._find_fall(state, noise.recent)
         if fall is not None:
-            fall = _follow(fall, last, state.course)
+            fall = _follow(fall, last, state.course, noise.seen)
         top = state.top
         if fall is None:
             middle = sorted(last)[len(last) // 2]
@@ -213,11 +219,13 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
             low, high = (min(low, value), max(high, value)) if noise.seen > 2 else (value, value)
         evidence = _QUIET
         if fall is not None:
-            evidence = self._weigh(fall, noise.recent[-self.k :])
+            evidence = self._weigh(fall, noise)
         elif noise.seen >= self.k and high < 0 and -high >= _FELL_FIRST * (high - low):
             later = noise.seen - 1
             note = f"the first eval is the best, and all {later} later ones are far below it"
-            evidence = Evidence(Kind.STATISTIC, min(later / self.k, _UNCONFIRMED), first_step, note)
+            is_late = (observation.progress or 0.0) >= _LATE
+            value = min(later / self.k, 1.0 if is_late else _UNCONFIRMED)
+            evidence = Evidence(Kind.STATISTIC, value, first_step, note)
         course = state.course.add_eval()
         return CollapseState(noise, start, top, steps, first_step, (low, high), course, fall, evidence)
 
@@ -237,7 +245,7 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
         if found - _ABOVE * error < half:
             return state
         fall = replace(fall, measured=True)
-        return replace(state, fall=fall, evidence=self._weigh(fall, state.noise.recent[-self.k :]))
+        return replace(state, fall=fall, evidence=self._weigh(fall, state.noise))
 
     def _find_fall(self, state: CollapseState, recent: tuple[float, ...]) -> Fall | None:
         """The sudden fall of the last eval, if it is deep enough. The noise is that of before this eval: the fall must
@@ -267,15 +275,17 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
                 )
         return None
 
-    def _weigh(self, fall: Fall, last: tuple[float, ...]) -> Evidence:
-        lasted = fall.evals >= self.k
-        note = f"fell at once and stayed down for {format_count(fall.evals, 'eval')}"
-        if fall.certain or fall.measured or (lasted and self._has_lost(fall, last)):
-            value = fall.evals / self.k
+    def _weigh(self, fall: Fall, noise: NoiseState) -> Evidence:
+        evals = noise.seen - fall.age  # one more than were followed, if the fall took two
+        note = f"fell at once and stayed down for {format_count(evals, 'eval')}"
+        if fall.certain:
+            value = evals / max(_START, math.ceil(_WAIT_AFTER_KL * self.k))
+        elif fall.measured or (evals >= self.k and self._has_lost(fall, noise.recent[-self.k :])):
+            value = evals / self.k
         elif fall.jumped:
-            value = fall.evals / max(self.k, fall.age // _WAIT_AFTER_JUMP)
+            value = evals / max(self.k, fall.age // _WAIT_AFTER_JUMP)
         else:
-            value = min(fall.evals / self.k, _UNCONFIRMED)
+            value = min(evals / self.k, _UNCONFIRMED)
             note = f"{note}; only the eval shows it, and a changed grader looks the same"
         return Evidence(Kind.STATISTIC, value, fall.before_step, note)
 
@@ -292,14 +302,16 @@ def _is_sudden(recent: Sequence[float], top: float, line: float) -> bool:
     return value < line and (top - last <= near or top - next_to_last <= near)
 
 
-def _follow(fall: Fall, last: tuple[float, ...], course: Course) -> Fall | None:
-    """The fall after one more eval, with the course since the last one; None once it heals."""
+def _follow(fall: Fall, last: tuple[float, ...], course: Course, seen: int) -> Fall | None:
+    """The fall after one more eval, the last of `seen`, with the course since the one before; None once it heals."""
     if last[-1] >= fall.line:
         return None
     evals = fall.evals + 1
     if evals > _START:
         healed = add_up(last) - fall.first
-        return None if healed > _START * _HEALED * fall.depth else replace(fall, evals=evals)
+        if healed > _START * _HEALED * fall.depth:
+            return replace(fall, evals=1, first=last[-1], age=seen - 1)
+        return replace(fall, evals=evals)
     total, count = fall.changed
     if course.count:
         total, count = total + course.total / course.count, count + 1

@@ -19,7 +19,7 @@ from evalstop_detectors.policy.opening import Opening
 from evalstop_detectors.policy.panel import PanelState, restart_observers, start_panel
 from evalstop_detectors.policy.policy import Member, Policy
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 
 
 class MonitorState(Struct, frozen=True):
