@@ -222,8 +222,7 @@ def _compare(
     @cache  # most members of a group are at the same step
     def rank(step: int) -> list[_Standing]:
         # Evals may arrive late: only one at or after the step shows that those before it are there.
-        reached = [curve for curve in curves if curve.steps[-1] >= step]
-        begun = [curve for curve in reached if rule.kind == "halving" or curve.steps[0] <= step]
+        begun = [c for c in curves if c.steps[-1] >= step and (rule.kind == "halving" or c.steps[0] <= step)]
         # The best first; equals stay in the order of ids.
         return sorted([stand(curve, step) for curve in begun], key=lambda item: -item.value)
 
