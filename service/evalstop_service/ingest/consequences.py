@@ -147,7 +147,7 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, content: Resumed | Ex
         made = Reported(now, DecisionState.CONFIRMED, content.actor, "the trainer has made the copy", {})
         copy = transitions.move_decision(tx, before, locked, made).exploit
         assert copy is not None, "the decision is to copy a run"
-        step, before = copy.source_step, replace(before, exploit=None)
+        step = copy.source_step
     else:
         step = content.step
     transitions.leave_attempt(tx, before, step, now)

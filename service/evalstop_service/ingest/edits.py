@@ -11,7 +11,7 @@ from datetime import datetime
 from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
-from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
 from evalstop_service.domain.quotas import LEAST_METRICS, Quota
 from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.statuses import OPEN, RunStatus
@@ -191,6 +191,10 @@ class Edit:
             return
         if decision.attempt != run.attempt:
             raise Conflict(f"the copy is of attempt {decision.attempt}, but the run is in attempt {run.attempt}")
+        if decision.handed_over_at is None or decision.state not in AWAITING_CONFIRMATION | {DecisionState.FAILED}:
+            raise Conflict(
+                f"the copy is {decision.state} ({decision.state_reason}); go on from the run's own checkpoint"
+            )
         step, kept = copy.source_step, [item for item in run.eval_changes if item.step <= copy.source_step]
         version = run.eval_changes[-1].version if run.eval_changes else None
         reason = f"copy of {copy.source_name} at step {step}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands, deadlines, group_rules, pause, sweeps
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode, Released, Vetoed
+from evalstop_service.decisions import commands, deadlines, group_rules, holds, pause, sweeps
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode, Released, Undone, Vetoed
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.ingest import CheckpointSaved, Exploited, Resumed
@@ -53,12 +53,15 @@ def set_rule(project: ProjectFixture, rule: dict[str, Any]) -> None:
         group_rules.set_rule(tx, author, GROUP, group_rules.parse_rule(rule), may_change=True)
 
 
-def open_group(project: ProjectFixture, names: Sequence[str] = tuple(CURVES), steps: int = 6) -> dict[str, Run]:
+def open_group(
+    project: ProjectFixture, names: Sequence[str] = tuple(CURVES), steps: int = 6, **options: Any
+) -> dict[str, Run]:
     """Runs of the group that rise at their own rate, each with a checkpoint at every second step."""
     members = {}
     for number, name in enumerate(names, 1):
         description = RunDescription(group=GROUP)
-        run = project.open_run(name, mode=Mode.ENFORCE, description=description, params={"lr": f"{number}e-6"})
+        params = {"lr": f"{number}e-6"}
+        run = project.open_run(name, mode=Mode.ENFORCE, description=description, params=params, **options)
         extend_run(project, run, range(steps), CURVES[name])
         members[name] = run
     return members
@@ -312,6 +315,29 @@ def test_veto_of_a_copy_is_heard_until_it_is_handed_over(database: Database) -> 
         project.apply_command(later, Vetoed(utc_now(), "dana", "too late"))
 
 
+def test_paused_project_hands_over_no_copy(database: Database) -> None:
+    """A requested copy is on hold from the pause on; on resuming the rule is asked again, and the copy handed over."""
+    project = set_up(database, PBT)
+    run = open_group(project)["worst"]
+    compare(project)
+    pause.pause_project(database, project.id, "dana", "the eval is broken", project.now)
+    assert offer(project, run) is None
+    holds.withdraw_stops(database, utc_now())
+    assert list_names(project) == [("worst", DecisionState.ON_HOLD)]
+    pause.resume_project(database, project.id, "dana", project.now)
+    deadlines.process_overdue(database, utc_now() + timedelta(minutes=2))
+    assert list_names(project) == [("worst", DecisionState.REQUESTED)]
+    assert offer(project, run) is not None
+
+
+def test_run_is_asked_to_copy_though_others_run_in_its_job(database: Database) -> None:
+    """A copy reaches its own run alone: it waits for no other run of the job, and hands over no other's stop."""
+    project = set_up(database, PBT)
+    members = open_group(project, labels={"slurm_job_id": "7"})
+    compare(project)
+    assert offer(project, members["worst"]) is not None
+
+
 def test_trainer_that_dies_before_it_confirms_loses_nothing(database: Database) -> None:
     """It resumes from its own checkpoint: the copy is moot, its confirmation refused, and the rule calls again."""
     project = set_up(database, PBT)
@@ -345,6 +371,41 @@ def test_copy_that_nobody_confirms_is_asked_for_again_and_then_fails(database: D
     assert project.load_run(run).exploit is None
     assert project.submit(run, Exploited(exploit.decision_id, "key t")).run.attempt == 2
     check_events(database)
+
+
+def test_copy_that_was_undone_is_not_confirmed(database: Database) -> None:
+    """A person takes it back though the trainer was asked: the run goes on as it is, and its job is left alone."""
+    project = set_up(database, PBT)
+    project.add_endpoint()
+    run = open_group(project)["worst"]
+    compare(project)
+    exploit = offer(project, run)
+    assert exploit is not None
+    (decision,) = list_decisions(project)
+    assert project.apply_command(decision, Undone(utc_now(), "dana", "let it be")) is DecisionState.UNDONE
+    with pytest.raises(Conflict, match="undone"):
+        project.submit(run, Exploited(exploit.decision_id, "key t"))
+    assert (project.load_run(run).attempt, offer(project, run)) == (1, None)
+    assert project.load_events(run, "run.resume_requested") == []
+
+
+def test_late_confirmation_leaves_a_newer_copy_moot(database: Database) -> None:
+    """The trainer has made the earlier one: the run is in a new attempt, of which the rule decides anew."""
+    project = set_up(database, PBT)
+    members = open_group(project)
+    run = members["worst"]
+    compare(project)
+    exploit = offer(project, run)
+    assert exploit is not None
+    for days in (1, 2):
+        deadlines.process_overdue(database, utc_now() + timedelta(days=days))
+    for name, member in members.items():
+        extend_run(project, member, range(6, 10), CURVES[name])
+    compare(project)
+    assert [state for _, state in list_names(project)] == ["failed", "requested"]
+    assert project.submit(run, Exploited(exploit.decision_id, "key t")).run.attempt == 2
+    assert [state for _, state in list_names(project)] == ["confirmed", "moot"]
+    assert project.load_run(run).exploit is None
 
 
 def test_report_of_a_receiver_does_not_end_a_run_that_is_to_copy_another(database: Database) -> None:
