@@ -18,6 +18,7 @@ PAGES = (
     "docs/http",
     "docs/roles",
     "docs/evaluate-now",
+    "docs/sweeps",
     "docs/receivers",
     "docs/slurm",
     "docs/kubernetes",
@@ -58,6 +59,7 @@ TESTED_BLOCKS = {
     "mlflow should_stop": BlockUnderTest("docs/mlflow", "def should_stop", CONNECT_PAGES),
     "declared": BlockUnderTest("docs/roles", '"reward": {"role": "proxy"}', CONNECT_PAGES),
     "several evals": BlockUnderTest("docs/roles", '"weight": 2', CONNECT_PAGES),
+    "rule of a population": BlockUnderTest("docs/sweeps", '"ready_steps": 200', CONNECT_PAGES),
     "any scheduler": BlockUnderTest("docs/receivers", "evalstop-receiver command", CONNECT_PAGES),
     "30 lines": BlockUnderTest("docs/receivers", "import base64", CONNECT_PAGES),
     "bash": BlockUnderTest("docs/receivers", "pull/endpoints/$ENDPOINT/claim", CONNECT_PAGES),
@@ -85,6 +87,7 @@ TESTED_BLOCKS = {
 NOT_RUN = "no package of this scheduler is to be had; the page says that it was not run"
 RECIPE = "tests/clients/receivers/test_other_schedulers.py starts the receiver by it"
 NEEDS_MODEL = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
+COPIES = "shows a part of a program; tests/acceptance/examples/test_sweeps.py runs whole ones"
 UNTESTED_BLOCKS = {
     ("README", "make demo"): "takes minutes, and needs a browser",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
@@ -102,6 +105,10 @@ UNTESTED_BLOCKS = {
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
     ("docs/evaluate-now", '"difference"'): "an example of a request body",
+    ("docs/sweeps", 'init("lr-3e-6"'): COPIES,
+    ("docs/sweeps", "exploit.confirm()"): COPIES,
+    ("docs/sweeps", "evalstop-receiver process"): COPIES,
+    ("docs/sweeps", "evalstop groups rule"): "tests/clients/cli/test_commands.py calls these commands",
 }
 """By page and words: the reason why no test runs the block."""
 

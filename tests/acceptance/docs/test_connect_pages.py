@@ -19,8 +19,10 @@ from typing import Any
 
 import evalstop
 import httpx
+import msgspec
 import pytest
 import yaml
+from evalstop_detectors import GroupRule, check_rule
 
 from tests.acceptance.docs import trainer_snippets
 from tests.acceptance.docs.connect_pages import PAGES, TESTED_BLOCKS, UNTESTED_BLOCKS, find_blocks, read_block
@@ -155,6 +157,11 @@ def test_every_code_block_is_tested_or_has_a_reason(page: str) -> None:
     assert [str(block) for block in blocks if not any(words in block.text for words in known)] == []
     for name, tested in TESTED_BLOCKS.items():
         assert f'"{name}"' in (ROOT / tested.test).read_text(), name
+
+
+def test_documented_rule_of_a_population_is_valid() -> None:
+    """The rule that the page on sweeps shows has known keys, in their ranges."""
+    check_rule(msgspec.json.decode(read_block("rule of a population"), type=GroupRule))
 
 
 def test_pod_labels_use_variables_that_the_pods_set() -> None:
