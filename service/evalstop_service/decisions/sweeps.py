@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -37,7 +37,7 @@ EVERY_SECONDS, IDLE_SECONDS = 2.0, 5.0
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that compares the runs of all groups that have a rule and a running run."""
-    known: defaultdict[tuple[UUID, str], KnownScores] = defaultdict(dict)
+    known: defaultdict[tuple[UUID, str], _Compared] = defaultdict(_Compared)
 
     def compare(pause: Wait) -> float:
         with database.reading() as tx:
@@ -50,12 +50,23 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     return PeriodicJob("sweeps", compare)
 
 
-def decide(database: Database, clock: Clock, group: Group, known: KnownScores) -> None:
-    """Make a decision for each call of the rule of a group. `known`: the scores of its runs as read before."""
+@dataclass
+class _Compared:
+    """What is known of a group from its last comparison: the scores of its runs, and all that its calls depend on."""
+
+    scores: KnownScores = field(default_factory=dict)
+    judged: object = None
+
+
+def decide(database: Database, clock: Clock, group: Group, known: _Compared) -> None:
+    """Make a decision for each call of the rule of a group, unless nothing has changed since it was compared."""
     rule = group_rules.read_rule(group)
     with database.reading() as tx:
         project = projects.get_project(tx, group.project_id)
-        members = group_rules.load_members(tx, project.id, group.name, rule, known)
+        members = group_rules.load_members(tx, project.id, group.name, rule, known.scores)
+    judged = (rule, [(member.run.id, member.run.version, member.is_live) for member in members])
+    if known.judged == judged:
+        return
     attempts = {member.run.id: member.run.attempt for member in members}
     calls = group_rules.judge_members(rule, project, group.name, members)
 
@@ -66,6 +77,7 @@ def decide(database: Database, clock: Clock, group: Group, known: KnownScores) -
             log.info("group %s: run %s is to %s: %s", group.name, decision.run_name, decision.action, call.reason)
 
     handle_each(calls, make)
+    known.judged = judged
 
 
 def decide_call(

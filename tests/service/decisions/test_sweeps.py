@@ -471,6 +471,20 @@ def test_two_processes_make_one_decision_and_runs_that_would_copy_each_other_end
         process.close()
 
 
+@pytest.mark.parametrize("rule", [MEDIAN, PBT], ids=["median", "pbt"])
+def test_replicas_that_compare_at_once_make_one_decision(clone_postgres: ClonePostgres, rule: dict[str, Any]) -> None:
+    """Two processes run the periodic job at the same time, several times."""
+    processes = [Database(clone_postgres())]
+    processes.append(Database(processes[0].url.render_as_string(hide_password=False)))
+    project = set_up(processes[0], rule)
+    open_group(project)
+    jobs = [sweeps.create_job(process, utc_now) for process in processes]
+    assert run_concurrently(*(lambda job=job: [job.do(lambda _: False) for _ in range(3)] for job in jobs)) == []
+    assert list_names(project) == [("worst", DecisionState.REQUESTED)]
+    for process in processes:
+        process.close()
+
+
 def project_row(project: ProjectFixture) -> Any:
     from evalstop_service.store import projects
 
