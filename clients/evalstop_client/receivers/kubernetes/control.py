@@ -272,9 +272,9 @@ class KubernetesJobControl:
         return kind, item
 
     def _check_workload(self, job: Job) -> Present | Gone | Unproven:
-        pods = self._get_pods(job)
-        pods.follow()
         kind, workload, state = _get_kind(job), self._find_workload(job), None
+        pods = self._get_pods(job, workload)
+        pods.follow()
         if pods.holding:
             return _describe_present(pods)
         if workload is None:
@@ -336,13 +336,17 @@ class KubernetesJobControl:
             return None
         return workload
 
-    def _get_pods(self, job: Job) -> PodWatch:
+    def _get_pods(self, job: Job, workload: Object | None = None) -> PodWatch:
+        """Its pods; those of its current Ray cluster, of which it has another since it was resumed, if `workload` has
+        one."""
+        kind, uid = _get_kind(job), job.facts["uid"]
+        current = kind.selector(workload) if workload and at(workload, "status", "rayClusterName") else None
         with self._changing:
-            uid = job.facts["uid"]
-            if uid not in self._followed:
-                owner = uid if _get_kind(job).owns_pods else None
-                self._followed[uid] = PodWatch(self._api, job.facts["namespace"], job.facts["selector"], owner)
-            return self._followed[uid]
+            pods = self._followed.get(uid)
+            if pods is None or current not in (None, pods.selector):
+                selector, owner = current or job.facts["selector"], uid if kind.owns_pods else None
+                pods = self._followed[uid] = PodWatch(self._api, job.facts["namespace"], selector, owner)
+            return pods
 
 
 def _describe_present(pods: PodWatch) -> Present:

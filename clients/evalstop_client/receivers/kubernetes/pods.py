@@ -156,7 +156,7 @@ class PodWatch:
         """`controller_uid`: the uid of the controller that its pods name; None if they name another object."""
         self._api = api
         self._namespace = namespace
-        self._selector = selector
+        self.selector = selector
         self._controller_uid = controller_uid
         self._version: str | None = None
         self._is_fresh = False
@@ -195,7 +195,7 @@ class PodWatch:
 
     def list(self) -> datetime:
         """List all pods; returns the API server's time."""
-        listing = self._api.list(POD, self._namespace, self._selector)
+        listing = self._api.list(POD, self._namespace, self.selector)
         present = {pod.uid: pod for pod in map(parse_pod, listing.items)}
         missed = {uid: replace(pod, is_there=False) for uid, pod in self._pods_by_uid.items() if uid not in present}
         self._pods_by_uid = missed | present
@@ -210,7 +210,7 @@ class PodWatch:
         if self._version is None or self._is_fresh or not self.holding:
             self._is_fresh = False
             return
-        for event in self._api.watch(POD, self._namespace, self._selector, self._version, WATCH_SECONDS):
+        for event in self._api.watch(POD, self._namespace, self.selector, self._version, WATCH_SECONDS):
             if event is None:
                 self.list()
                 return

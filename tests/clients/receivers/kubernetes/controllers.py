@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import uuid
 from typing import Any
 
 import httpx
@@ -77,6 +78,9 @@ class Controllers:
         if kind is RAY_JOB and self._is_suspended(kind, item) and not _permits_suspend(item):
             self._admin.set_status(kind, item, {**item["status"], "jobDeploymentStatus": "ValidationFailed"})
             return
+        if kind is RAY_JOB and not self._is_suspended(kind, item) and not at(item, "status", "rayClusterName"):
+            name = f"{item['metadata']['name']}-{uuid.uuid4().hex[:5]}"  # another one whenever it is resumed
+            item["status"] = {**item.get("status", {}), "rayClusterName": name}
         children = [
             (child_kind, child)
             for child_kind in _list_child_kinds(kind)
@@ -122,7 +126,7 @@ class Controllers:
             if state == "Failed":
                 status["conditions"][types.index(state)]["reason"] = "BackoffLimitExceeded"
         if kind is RAY_JOB:
-            status["rayClusterName"] = "" if state else f"{item['metadata']['name']}-cluster"
+            status["rayClusterName"] = "" if state else item["status"]["rayClusterName"]
         if any(at(item, "status", name) != value for name, value in status.items()):
             self._admin.set_status(kind, item, status)
 
@@ -180,7 +184,7 @@ def _make_children(kind: Kind, item: Json) -> list[Json]:
     if kind is TRAIN_JOB:
         return [_make_child(kind, item, JOBSET, name, {}, {"template": template})]
     if kind is RAY_JOB:
-        return [_make_child(kind, item, RAY_CLUSTER, f"{name}-cluster", {}, {"template": template})]
+        return [_make_child(kind, item, RAY_CLUSTER, item["status"]["rayClusterName"], {}, {"template": template})]
     if kind is MPI_JOB:
         return [
             _make_job(kind, item, f"{name}-launcher", kubeflow),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from evalstop_client.receivers import Job, Parked, Present, Receiver
-from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, WORKLOAD, Kind
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB, WORKLOAD, Kind
 from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
@@ -31,10 +31,12 @@ def find_whether_others_wait(job: FoundJob) -> bool:
     return job.job_control.others_wait(job.found, [job.found])
 
 
-@pytest.mark.parametrize("kind", [JOB, pytest.param(JOBSET, marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [RAY_JOB, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in (JOB, JOBSET))], ids=str
+)
 def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """It stays suspended while a pod waits, runs when none does, and is set aside again, as often as it may."""
-    kubernetes.node.gpus = 1
+    kubernetes.node.gpus = 2 if kind is RAY_JOB else 1
     job = kubernetes.find_job(kubernetes.start_workload(kind))
     name, request, journal = job.item["metadata"]["name"], make_stop_request(job.labels), Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job.found, parks=True, report=Report("parked", "")))
@@ -53,7 +55,7 @@ def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, 
         return job.job_control.check_parked(job.found)
 
     def submit(name: str) -> Json:
-        return kubernetes.create_workload(name, SLEEP)
+        return kubernetes.create_workload(name, SLEEP, parallelism=kubernetes.node.gpus)
 
     def delete(*items: Json) -> None:
         for item in items:
