@@ -28,6 +28,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from sys import float_info
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -135,8 +136,9 @@ def check_rule(rule: GroupRule) -> None:
             raise InvalidRule(f"`{key}` is for rules of kind {kind}, not {rule.kind}.")
     for name, item in rule.hyperparameters.items():
         bounds = [bound for bound in (item.low, item.high) if bound is not None]
-        if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
-            raise InvalidRule(f"`low` and `high` of {name} must be finite, and `low` not above `high`.")
+        numbers = [*bounds, *(choice for choice in item.choices if not isinstance(choice, str))]
+        if not all(map(math.isfinite, numbers)) or bounds != sorted(bounds):
+            raise InvalidRule(f"The numbers of {name} must be finite, and `low` not above `high`.")
         if bounds and item.choices:
             raise InvalidRule(f"{name} has `choices`; leave out `low` and `high`.")
         if item.resample and not item.choices and len(bounds) < 2:
@@ -363,12 +365,13 @@ def _explore(item: Hyperparameter, value: Setting | None, key: str) -> Setting |
     if is_redrawn and low is not None and high is not None:
         # Over orders of magnitude where it can be: most hyperparameters are factors.
         share = _draw(key)
-        value = low * (high / low) ** share if low > 0 else low + (high - low) * share
+        value = low * (high / low) ** share if low > 0 else low * (1 - share) + high * share
     elif isinstance(value, float | int):
         value *= _choose(item.factors, key)
     else:
         return value
-    return min(max(value, -math.inf if low is None else low), math.inf if high is None else high)
+    # JSON has no infinity.
+    return min(max(value, -float_info.max if low is None else low), float_info.max if high is None else high)
 
 
 def _choose(options: Sequence[Option], key: str) -> Option:

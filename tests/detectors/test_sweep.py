@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from sys import float_info
 from typing import Any
 
 import msgspec
@@ -443,6 +444,7 @@ def test_explored_value_stays_within_its_bounds(value: float | str, item: Hyperp
         (Hyperparameter(choices=("a", "b", "c")), "b", {"a", "b", "c"}),
         (Hyperparameter(factors=(0.5, 3.0)), 2.0, {1.0, 6.0}),
         (Hyperparameter(factors=(0.5, 3.0), low=1.5, high=4.0), 2.0, {1.5, 4.0}),
+        (Hyperparameter(factors=(1e6,)), 1e305, {float_info.max}),
         (Hyperparameter(), "text", {"text"}),
         (Hyperparameter(), None, {None}),
     ],
@@ -454,7 +456,9 @@ def test_value_is_explored_by_factors_or_among_choices(
     assert explore(item, value) == values
 
 
-@pytest.mark.parametrize(("low", "high", "middle"), [(1e-5, 1e-1, 1e-3), (-1.0, 1.0, 0.0), (0.0, 4.0, 2.0)])
+@pytest.mark.parametrize(
+    ("low", "high", "middle"), [(1e-5, 1e-1, 1e-3), (-1.0, 1.0, 0.0), (0.0, 4.0, 2.0), (-1e308, 1e308, 0.0)]
+)
 def test_value_is_drawn_anew_from_the_whole_range(low: float, high: float, middle: float) -> None:
     """Evenly, over orders of magnitude where the range is above zero; also where the source has no value."""
     for value in (3 * middle, None):
@@ -486,6 +490,7 @@ def explore(item: Hyperparameter, value: float | str | None) -> set[float | str 
         ({"kind": "halving", "from_step": 5}, "from_step"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(low=2.0, high=1.0)}}, "low"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(high=math.inf)}}, "finite"),
+        ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(choices=(math.inf,))}}, "finite"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(resample=0.5)}}, "high"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(low=1.0, choices=("a",))}}, "low"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(factors=())}}, "factors"),

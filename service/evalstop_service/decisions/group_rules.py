@@ -7,6 +7,7 @@ standardized within each run, and runs whose eval is a guess: nothing guessed st
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ def parse_rule(document: dict[str, Any]) -> GroupRule:
     try:
         rule = msgspec.convert(document, GroupRule)
         check_rule(rule)
+        msgspec.json.encode(rule)  # which refuses unpaired surrogates
     except (msgspec.ValidationError, InvalidRule, UnicodeError) as error:
         raise Invalid(f"the rule: {error}", "population") from None
     return rule
@@ -176,6 +178,7 @@ def _load_scores(tx: Transaction, listed: Sequence[Run], known: KnownScores) -> 
 
 def _read_number(text: str) -> float | str:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return text
+    return number if math.isfinite(number) else text  # JSON has no other numbers

@@ -292,6 +292,21 @@ def test_copy_is_handed_over_confirmed_and_begins_another_lineage(database: Data
     check_events(database)
 
 
+def test_hyperparameters_that_are_no_finite_numbers_are_copied_as_they_are(database: Database) -> None:
+    """JSON has neither NaN nor infinity: as texts they are not multiplied."""
+    params = {"lr": "nan", "decay": "-Infinity", "optimizer": "adam"}
+    project = set_up(database, PBT | {"hyperparameters": {name: {} for name in (*params, "missing")}})
+    for name, rate in CURVES.items():
+        description = RunDescription(group=GROUP)
+        extend_run(
+            project, project.open_run(name, mode=Mode.ENFORCE, description=description, params=params), range(6), rate
+        )
+    compare(project)
+    (decision,) = list_decisions(project)
+    assert decision.exploit is not None
+    assert decision.exploit.hyperparameters == params
+
+
 def test_veto_of_a_copy_is_heard_until_it_is_handed_over(database: Database) -> None:
     """After it the trainer is not asked, and its confirmation refused; after the hand-over the veto is refused."""
     project = set_up(database, PBT)

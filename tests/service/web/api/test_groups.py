@@ -84,6 +84,15 @@ def test_invalid_rule_is_refused_in_words(admin: httpx.Client, rule: dict[str, A
     assert "group" in expect_problem(admin.post("/runs", json={"name": "r", "population": MEDIAN}), 422)["detail"]
 
 
+@pytest.mark.parametrize("choice", [rb'"\ud800"', b"1e400"])
+def test_rule_that_could_not_be_stored_is_refused(admin: httpx.Client, choice: bytes) -> None:
+    """An unpaired surrogate, or a number beyond all floats: the groups can still be listed."""
+    content = b'{"kind": "pbt", "ready_steps": 4, "hyperparameters": {"x": {"choices": [' + choice + b"]}}}"
+    headers = {"Content-Type": "application/json"}
+    expect_problem(admin.post("/groups/sweep", content=content, headers=headers), 422)
+    assert expect_json(admin.get("/groups"), 200)["items"] == []
+
+
 def test_group_with_a_slash_in_its_name_is_found(admin: httpx.Client) -> None:
     """Groups are often named by team and experiment."""
     assert expect_json(admin.post("/groups/team/lr sweep", json=MEDIAN), 200)["name"] == "team/lr sweep"
