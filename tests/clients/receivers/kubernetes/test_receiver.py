@@ -23,7 +23,7 @@ from tests.clients.receivers.fake_pull_endpoint import FakePullEndpoint
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
 from tests.clients.receivers.kubernetes.conftest import TOKEN
 from tests.clients.receivers.receiver_program import ReceiverProgram
-from tests.clients.webhooks import make_stop_event, post_event
+from tests.clients.webhooks import make_event, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
@@ -53,6 +53,18 @@ def test_stop_is_confirmed_with_details(
     assert report["details"].items() >= expected.items()
     assert kubernetes.count_saves(item) == 1
     assert kubernetes.node.count_running() == 0
+
+
+def test_parked_workload_runs_again_while_nobody_waits(
+    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
+) -> None:
+    """With --return-idle the suspended job is resumed without an event, and the service is told nothing of it."""
+    url = receiver.start("--return-idle", "1", "--poll-seconds", "0.05", "--checkpoint-grace-seconds", "0")
+    item = kubernetes.start_workload()
+    assert post_event(url, make_event("run.park_requested", kubernetes.get_run_labels(item))).status_code == 202
+    wait_until(lambda: service.reports)
+    wait_until(lambda: kubernetes.is_running("train-1"))
+    assert [report["state"] for _, report in service.reports] == ["parked"]
 
 
 def test_pulling_receiver_settles_after_journaling(
