@@ -66,7 +66,7 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         noisy_from=st.sampled_from([0.0, 0.05]),
     ),
     "collapse": st.builds(Collapse, k=st.integers(3, 6), sigmas=st.sampled_from([0.01, 6.0])),
-    "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
+    "focus": st.builds(Focus, candidates=st.sampled_from([4, 32])),
     "gao_fit": st.builds(
         GaoFit,
         least_evals=st.integers(5, 8),

@@ -5,17 +5,13 @@ Source      FOCuS: Romano, Eckley, Fearnhead & Rigaill 2023 (JMLR 24), for an un
             the same functional pruning (Pishchagina, Romano, Fearnhead, Runge & Rigaill 2023).
 Kernel      max over t of t (n - t) / n (mean of 1..t - mean of t+1..n)^2 / (2 sd^2), where the first mean is larger.
             For any two given means it is linear in (t, sum of 1..t): only the vertices of the upper hull can win.
-Departs     The noise is estimated (see noise.py, as known before the current value, with the autocorrelation). With
-            `rise_sigmas` a rise that is significant by this many standard deviations of the same ratio restarts the
-            series where it rose, at most 64 evals back. Then the gain of a run does not hide its loss, and falls
-            are detected sooner; so are dips, which is why the plain method is the default.
-State       The upper and, for rises, the lower hull, the noise, and the steps of the last 64 evals. For random walks
-            the hulls have about ln n vertices each; in a steady fall every eval is one. At most `candidates` are kept:
-            the least prominent one is dropped, which can only lower the ratio.
+Departs     The noise is estimated (see noise.py, as known before the current value, with the autocorrelation).
+State       The upper hull and the noise. For random walks the hull has about ln n vertices; in a steady fall every eval
+            is one. At most `candidates` are kept: the least prominent one is dropped, which can only lower the ratio.
 Evidence    A statistic: the log of the ratio, half the square of standard deviations. The turn is placed at the last
             eval before the change.
-Not done    The plain method compares with all earlier evals: a run that rose far must fall far. With `rise_sigmas` a
-            partial recovery restarts the series too, and the level before the fall is forgotten.
+Not done    It compares with all earlier evals: a run that rose far must fall far. To start anew at each rise would find
+            falls sooner, and dips too.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
 _SOONEST = 4
-_REMEMBERED = 64
 _LARGEST_SIGMAS = 1e9
 
 # A change point: the number of evals before it, their sum, and the step of the last of them.
@@ -40,22 +35,19 @@ Candidate = tuple[int, float, int]
 
 
 class FocusState(Struct, frozen=True):
-    """See the module's docstring. `count` and `total` are of the evals since the series started."""
+    """See the module's docstring. `count` and `total`: number and sum of the evals."""
 
     noise: NoiseState = NoiseState()
-    steps: tuple[int, ...] = ()
     count: int = 0
     total: float = 0.0
     upper: tuple[Candidate, ...] = ((0, 0.0, 0),)
-    lower: tuple[Candidate, ...] = ((0, 0.0, 0),)
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
 class Focus(EvalDetector[FocusState], frozen=True):
     """Searches for a fall of the mean at every earlier eval.
 
-    `rise_sigmas`: how significant a rise restarts the series; None: no rise does. `candidates`: how many change
-    points are kept.
+    `candidates`: how many change points are kept.
 
     A run that is flat for 30 evals, up to noise of 1, and then falls:
 
@@ -75,50 +67,27 @@ class Focus(EvalDetector[FocusState], frozen=True):
     thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=12.0, stop_at=75.0)
     state_type: ClassVar[type[FocusState]] = FocusState
 
-    rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
 
     def take_eval(self, state: FocusState, observation: Observation) -> FocusState:
         estimated = estimate(state.noise)
         sd = estimated.sd * estimated.inflation
         noise = advance(state.noise, observation.value, observation.stderr)
-        steps = (*state.steps[1 - _REMEMBERED :], observation.step)
         count, total = state.count + 1, state.total + noise.recent[-1]
         # The current eval counts for the earlier change points, and is itself one only for later evals.
-        fall, before = _best(state.upper, count, total, 1.0)
+        fall, before = _best(state.upper, count, total)
         evidence = _evidence(noise.seen, sd, fall, before, count)
-        upper = self._with(state.upper, (count, total, observation.step), 1.0)
-        lower = state.lower
-        if self.rise_sigmas is not None:
-            rise, start = _best(state.lower, count, total, -1.0)
-            lower = self._with(lower, (count, total, observation.step), -1.0)
-            if noise.seen >= _SOONEST and sd > 0 and rise / sd >= self.rise_sigmas:
-                remembered = min(count - start[0], _REMEMBERED)
-                count, total, upper, lower = self._anew(noise.recent[-remembered:], steps[-remembered:])
-                evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has risen")
-        return FocusState(noise, steps, count, total, upper, lower, evidence)
+        return FocusState(noise, count, total, self._with(state.upper, (count, total, observation.step)), evidence)
 
-    def _anew(
-        self, values: Sequence[float], steps: Sequence[int]
-    ) -> tuple[int, float, tuple[Candidate, ...], tuple[Candidate, ...]]:
-        """The series of these evals alone: their number, their sum, and both hulls."""
-        start = FocusState()
-        count, total, upper, lower = start.count, start.total, start.upper, start.lower
-        for value, step in zip(values, steps, strict=True):
-            count, total = count + 1, total + value
-            upper = self._with(upper, (count, total, step), 1.0)
-            lower = self._with(lower, (count, total, step), -1.0)
-        return count, total, upper, lower
-
-    def _with(self, hull: tuple[Candidate, ...], new: Candidate, sign: float) -> tuple[Candidate, ...]:
+    def _with(self, hull: tuple[Candidate, ...], new: Candidate) -> tuple[Candidate, ...]:
         """The hull with one more point, without points on or under the line from their neighbor to it."""
         size = len(hull)
-        while size >= 2 and _height(hull[size - 2], hull[size - 1], new) * sign <= 0:
+        while size >= 2 and _height(hull[size - 2], hull[size - 1], new) <= 0:
             size -= 1
         grown = (*hull[:size], new)
         if len(grown) <= self.candidates:
             return grown
-        heights = [_height(grown[i - 1], grown[i], grown[i + 1]) * sign for i in range(1, len(grown) - 1)]
+        heights = [_height(grown[i - 1], grown[i], grown[i + 1]) for i in range(1, len(grown) - 1)]
         least = 1 + heights.index(min(heights))
         return (*grown[:least], *grown[least + 1 :])
 
@@ -129,14 +98,13 @@ def _height(earlier: Candidate, middle: Candidate, later: Candidate) -> float:
     return (middle[1] - earlier[1]) - (later[1] - earlier[1]) * share
 
 
-def _best(hull: Sequence[Candidate], count: int, total: float, sign: float) -> tuple[float, Candidate]:
-    """The change point with the largest difference of means of this sign, in units of one eval's noise, after that
-    difference; 0 if there is none."""
+def _best(hull: Sequence[Candidate], count: int, total: float) -> tuple[float, Candidate]:
+    """The largest fall of the mean, in units of one eval's noise, and its change point; 0 if there is none."""
     best, where = 0.0, hull[0]
     for candidate in hull[1:]:
         before, sum_before, _ = candidate
         after = count - before
-        change = sign * (sum_before / before - (total - sum_before) / after) * math.sqrt(before * after / count)
+        change = (sum_before / before - (total - sum_before) / after) * math.sqrt(before * after / count)
         if change > best:
             best, where = change, candidate
     return best, where
