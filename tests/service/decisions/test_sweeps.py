@@ -330,7 +330,7 @@ def test_veto_of_a_copy_is_heard_until_it_is_handed_over(database: Database) -> 
         project.apply_command(later, Vetoed(utc_now(), "dana", "too late"))
 
 
-def test_paused_project_hands_over_no_copy(database: Database) -> None:
+def test_copy_waits_while_its_project_is_paused(database: Database) -> None:
     """A requested copy is on hold from the pause on; on resuming the rule is asked again, and the copy handed over."""
     project = set_up(database, PBT)
     run = open_group(project)["worst"]
