@@ -20,6 +20,7 @@ from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
 from tests.fixtures.recorded_runs import load_run_records
+from tests.service.web.pages.recorded_groups import train_population
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import launch_chromium, sign_in_link, start_dashboard_server
 
@@ -61,6 +62,8 @@ def main() -> None:
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
         ids = tell(tenant)
+        swept = add_tenant(database, NOW, "sweep")
+        train_population(swept, "ppo-population")
         demo = demonstrated(database)
         backtested = backtest(database, demo)
         compared = "&".join(f"run={ids[name]}" for name in COMPARED)
@@ -82,7 +85,7 @@ def main() -> None:
             drawn |= {"editor": f"/policies/cautious/edit?backtest={backtested}"}
             drawn |= {"webhooks": "/webhooks", "settings": "/settings"}
         with start_dashboard_server(database) as address, launch_chromium() as browser:
-            for visitor, paths in ((tenant, told), (demo, drawn)):
+            for visitor, paths in ((tenant, told), (swept, {"group": "/groups/ppo-population"}), (demo, drawn)):
                 for name, path in paths.items():
                     height = 660 if name == "runs" else 800
                     first = name in FIRST_SCREENS

@@ -155,9 +155,12 @@ def _list_paths(browser: httpx.Client, key: str) -> list[str]:
     run = f"/runs/{decision['items'][0]['run_id']}"
     newest = browser.get("/api/v1/runs", params={"limit": 10}, headers=headers).json()["items"]
     compared = "&".join(f"run={item['id']}" for item in newest)
+    for item in newest:
+        browser.patch(f"/api/v1/runs/{item['id']}", json={"group": "newest"}, headers=headers).raise_for_status()
     return [
         *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", "/runs/fleet", run, "/precision"),
         *(f"/runs/compare?{compared}", f"/runs/compare/series.json?{compared}"),
+        *("/groups/newest", "/group/series.json?group=newest"),
         *("/precision/figures.json", "/cases"),
         *("/policies", "/policies/default", "/webhooks", "/settings"),
     ]
@@ -182,7 +185,7 @@ def _copy_running(connection: psycopg.Connection, table: str, key: str, copies: 
 def _build_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
     """The SQL expressions of a copy's columns: new ids, a new name and job, and otherwise the original's values."""
     rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
-    values = {name: f"t.{name}" for (name,) in rows}
+    values = {name: f't."{name}"' for (name,) in rows}  # a column is named group
     for name in values.keys() & {*_IDS, "id"}:
         values[name] = f"pg_temp.moved(t.{name}, copy)"
     for name in values.keys() & {"name", "job_key"}:
@@ -193,8 +196,9 @@ def _build_values(connection: psycopg.Connection, table: str) -> dict[str, str]:
 def _insert_copies(
     connection: psycopg.Connection, table: str, values: dict[str, str], of_original: str, copies: int
 ) -> None:
+    columns = ", ".join(f'"{name}"' for name in values)
     connection.execute(
-        f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {table} AS t "  # noqa: S608
+        f"INSERT INTO {table} ({columns}) SELECT {', '.join(values.values())} FROM {table} AS t "  # noqa: S608
         f"JOIN runs AS original ON {of_original} CROSS JOIN generate_series(1, {copies}) AS copy"
     )
 

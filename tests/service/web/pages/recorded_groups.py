@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Record
+from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands, sweeps
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode, Record
 from evalstop_service.domain.run import Call, DescriptionIn, Verdict
-from evalstop_service.ingest import CheckpointSaved, EvalChanged, Resumed
+from evalstop_service.ingest import CheckpointSaved, EvalChanged, Exploited, Resumed
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import decisions, groups, policies
 from evalstop_service.store.audit import Author
@@ -139,3 +142,39 @@ def populate_groups(tenant: Tenant) -> None:
     for place in range(2):
         open_member(tenant, "no rule", f"lone-{place}")
     set_rule(tenant, "empty", {"kind": "median", "from_step": 100})
+
+
+def train_population(tenant: Tenant, name: str) -> None:
+    """Six trainers under a rule that has them copy each other: the nearer the learning rate to 3e-6, the steeper the
+    rise of the eval."""
+    rule = {
+        "kind": "pbt",
+        "mode": "enforce",
+        "ready_steps": 200,
+        "fewest": 3,
+        "hyperparameters": PBT["hyperparameters"],
+    }
+    set_rule(tenant, name, rule)
+    job, draws = sweeps.create_job(tenant.database, utc_now), random.Random(4)
+    trainers: list[Run] = []
+    rates: dict[str, float] = {}
+    levels: dict[str, float] = {}
+    for place, rate in enumerate((2e-7, 5e-7, 1e-6, 1.5e-6, 1e-5, 2e-5)):
+        params = {"lr": str(rate), "kl.coef": "0.1"}
+        trainers.append(open_member(tenant, name, f"ppo-{place}", params, mode=Mode.ENFORCE))
+        rates[f"ppo-{place}"], levels[f"ppo-{place}"] = rate, 0.1
+    for first in range(0, 800, 200):
+        for run in trainers:
+            points = []
+            for step in range(first + 20, first + 201, 20):
+                steepness = math.exp(-abs(math.log(rates[run.name] / 3e-6)))
+                levels[run.name] += 0.03 * steepness * (1 - levels[run.name] / 1.4)
+                points.append(PostedObservation("reward/gold", step, levels[run.name] + draws.gauss(0, 0.005), 0.005))
+                tenant.submit(run, CheckpointSaved(step, f"file:///{run.name}/{step}"))
+            tenant.post_observations(run, points)
+        job.do(lambda _: False)
+        for run in trainers:
+            exploit = commands.offer_exploit(tenant.database, utc_now, tenant.load_run(run))
+            if exploit is not None and first < 600:
+                tenant.submit(run, Exploited(exploit.decision_id, "a trainer"), utc_now())
+                rates[run.name], levels[run.name] = float(exploit.hyperparameters["lr"]), levels[exploit.source_name]
