@@ -67,8 +67,11 @@ def decide(database: Database, clock: Clock, group: Group, known: _Compared) -> 
     judged = (rule, [(member.run.id, member.run.version, member.is_live) for member in members])
     if known.judged == judged:
         return
-    attempts = {member.run.id: member.run.attempt for member in members}
+    compared = {str(member.run.id): member.run for member in members}
+    attempts = {run.id: run.attempt for run in compared.values()}
     calls = group_rules.judge_members(rule, project, group.name, members)
+    with database.reading() as tx:  # a run that lags is called for again and again, and need not be locked each time
+        calls = [call for call in calls if not _is_decided(tx, compared[call.member], group, call)]
 
     def make(call: GroupCall) -> None:
         with database.transaction() as tx:
