@@ -53,7 +53,6 @@ from evalstop_service.web.api import (
     policies,
     precision,
     projects,
-    prometheus,
     proposals,
     pull,
     roles,
@@ -131,7 +130,7 @@ def create_app(
     problems.install(app)
     description.install(app)
     app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
-    app.router.routes.extend(prometheus.routes(service_metrics, settings.metrics_public).routes)
+    app.router.routes.extend(health.routes(service_metrics, settings.metrics_public).routes)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
@@ -224,7 +223,7 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:
     """The metrics of the process and of the installation."""
     service_metrics = ServiceMetrics()
-    service_metrics.registry.register(prometheus.Installation(database, clock))
+    service_metrics.registry.register(health.Installation(database, clock))
     return service_metrics
 
 

@@ -31,13 +31,14 @@ Wait = Callable[[float], bool]
 
 @dataclass(frozen=True)
 class PeriodicJob:
-    """`do` handles due work and returns the seconds until it should be called again.
+    """`do` handles due work and returns the seconds until it should be called again; None: `every_seconds`.
 
     A long job pauses with the `Wait` that it is given, and returns early when that returns True.
     """
 
     name: str
-    do: Callable[[Wait], float]
+    do: Callable[[Wait], float | None]
+    every_seconds: float = 0.0
 
 
 Item = TypeVar("Item")
@@ -88,4 +89,4 @@ def _repeat_job(job: PeriodicJob, stop: threading.Event) -> None:
             pause_seconds = min(pause_seconds * 2, LONGEST_PAUSE_SECONDS)
         else:
             pause_seconds = FIRST_PAUSE_SECONDS
-            stop.wait(next_seconds)
+            stop.wait(job.every_seconds if next_seconds is None else next_seconds)

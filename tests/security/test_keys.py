@@ -19,7 +19,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database, Work
 from evalstop_service.store.keys import KeyLimits
-from evalstop_service.web.limits import Limit, Places
+from evalstop_service.web.limits import Places
 
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, serve_project
@@ -152,7 +152,7 @@ def test_waiting_claim_of_a_revoked_key_gets_no_event(project: ServedProject, ad
     created = expect_json(admin.post("/keys", json={"name": "k", "scopes": ["report"]}), 201)
     receiver = project.open_client_with_key(created["key"])
     key_id, limits = created["id"], project.app.state.context.limits
-    limits.pulls = Places("pulls", Limit(1, 1, 1))
+    limits.pulls = Places("pulls", 1, 1, 1)
     path, body = f"/pull/endpoints/{endpoint}/claim", {"wait_seconds": 30.0}
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(receiver.post, path, json=body)

@@ -15,7 +15,7 @@ from evalstop_service.ingest import Message, Observations
 from evalstop_service.security.rate_limits import MOST_BUCKETS, Rate, RateLimit
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Work
-from evalstop_service.web.limits import COSTLY, Limit, Limits, Places
+from evalstop_service.web.limits import COSTLY, Limits, Places
 
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.concurrency import wait_until
@@ -51,7 +51,7 @@ def test_place_is_held_until_the_answer(project: ServedProject) -> None:
     """A waiting claim holds its key's only place, and leaves it when it is answered; so does a claim that is refused
     later on."""
     limits, client = project.app.state.context.limits, project.open_client()
-    limits.pulls = Places("pulls", Limit(2, 1, 2))
+    limits.pulls = Places("pulls", 2, 1, 2)
     endpoint = expect_json(client.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
     sender = Work(UUID(expect_json(client.get("/key"), 200)["id"]))
 
@@ -128,7 +128,7 @@ def test_changes_of_plans_cost_like_late_observations(project: ServedProject) ->
 def test_places_are_counted_by_key_by_project_and_in_all() -> None:
     """A key has its share, the keys of a project one together, and a place is free again after an error."""
     refusals: list[str] = []
-    places = Places("pulls", Limit(5, 2, 3), refusals.append)
+    places = Places("pulls", 5, 2, 3, refusals.append)
     one, other, stranger = Work("one", "a"), Work("other", "a"), Work("third", "b")
     with places.hold(one), places.hold(one):
         with pytest.raises(TooOften, match=r"2 pulls .* for one key"), places.hold(one):
@@ -151,7 +151,7 @@ def test_no_project_has_more_than_half_of_anything() -> None:
     """A key has at most the share of its project, and that at most half."""
     limits = Limits()
     for places in (limits.requests, limits.pulls, limits.event_streams):
-        assert places.limit.of_key <= places.limit.of_project <= places.limit.most / 2
+        assert places.of_key <= places.of_project <= places.most / 2
 
 
 def test_rate_limit_refills_at_its_rate() -> None:

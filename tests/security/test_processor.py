@@ -16,7 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database, Work
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.limits import Entrance, Limit, Limits, Places
+from evalstop_service.web.limits import Entrance, Limits, Places
 from evalstop_service.web.processor import (
     ACTIVE_SECONDS,
     AT_ONCE,
@@ -36,7 +36,7 @@ from tests.service.web.api.fake_committer import FakeCommitter
 BUSY, OTHER = Work("busy", "a"), Work("other", "b")
 
 
-POOL = Places("long bodies", Limit(10**6, 10**6, 10**6))
+POOL = Places("long bodies", 10**6, 10**6, 10**6)
 
 
 class RecordedCharges(RateLimit):

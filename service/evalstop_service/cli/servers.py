@@ -34,7 +34,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.web import pages
-from evalstop_service.web.api import prometheus
+from evalstop_service.web.api import health
 
 SWITCH_SECONDS = 0.001
 """How long a thread keeps the interpreter's lock while others wait for it.
@@ -123,7 +123,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     service_metrics = app.create_service_metrics(database)
     faulthandler.enable()
     port = settings.metrics_port
-    with prometheus.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
+    with health.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())
     return OK
 
@@ -272,14 +272,11 @@ def allowed_connections(requested: int, reserved: int) -> int:
 
     Raises the process's limit on open files as far as the system allows.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = requested + SPARE_FILES + reserved
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return requested
+    most = requested + SPARE_FILES + reserved
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    return max(1, min(requested, soft - SPARE_FILES - reserved))
+    return max(1, min(requested, max(soft, most) - SPARE_FILES - reserved))

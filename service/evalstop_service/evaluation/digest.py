@@ -55,14 +55,13 @@ def load_digest(tx: Transaction, project_id: UUID, since: datetime, until: datet
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that sends the digest of each week."""
 
-    def send(pause: Wait) -> float:
+    def send(_: Wait) -> None:
         now = clock()
         with database.reading() as tx:
             wanting = [project.id for project in projects.list_projects(tx) if _is_wanted(tx, project.id, now)]
         handle_each(wanting, lambda project_id: send_digest(database, project_id, now))
-        return EVERY_SECONDS
 
-    return PeriodicJob("digests", send)
+    return PeriodicJob("digests", send, EVERY_SECONDS)
 
 
 def send_digest(database: Database, project_id: UUID, now: datetime) -> bool:

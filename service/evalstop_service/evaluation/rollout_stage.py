@@ -160,15 +160,14 @@ def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that reviews all policies with a rollout stage."""
 
-    def review(pause: Wait) -> float:
+    def review(pause: Wait) -> None:
         with database.reading() as tx:
             stages = [(stage.project_id, stage.policy_name) for stage in rollout_stages.list_stages(tx)]
         handle_each(
             takewhile(lambda _: not pause(0.0), stages), lambda stage: review_rollout_stage(database, *stage, clock())
         )
-        return EVERY_SECONDS
 
-    return PeriodicJob("rollout stages", review)
+    return PeriodicJob("rollout stages", review, EVERY_SECONDS)
 
 
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:

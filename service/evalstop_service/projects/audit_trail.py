@@ -19,12 +19,7 @@ INSTALLATION_NAME = "(installation)"
 
 def create_job(database: Database) -> PeriodicJob:
     """The periodic job that chains new entries."""
-
-    def chain(_wait: object) -> float:
-        chain_waiting(database)
-        return EVERY_SECONDS
-
-    return PeriodicJob("audit chain", chain)
+    return PeriodicJob("audit chain", lambda _: chain_waiting(database), EVERY_SECONDS)
 
 
 def chain_waiting(database: Database) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from cachetools import TTLCache
 
-from evalstop_service.background import PeriodicJob, Wait
+from evalstop_service.background import PeriodicJob
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.errors import TooOften
 from evalstop_service.security.address_policy import is_within
@@ -145,12 +145,7 @@ class KeyCache:
 
     def create_job(self) -> PeriodicJob:
         """The periodic job that writes which keys were used; while the database is away or full, it tries again."""
-
-        def record(_wait: Wait) -> float:
-            self.record_uses()
-            return RECORD_SECONDS
-
-        return PeriodicJob("used keys", record)
+        return PeriodicJob("used keys", lambda _: self.record_uses(), RECORD_SECONDS)
 
 
 def may_come_from(key: Key, address: str) -> bool:

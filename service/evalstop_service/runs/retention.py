@@ -99,10 +99,9 @@ def create_job(
 ) -> PeriodicJob:
     """The periodic job that prunes runs."""
 
-    def prune(pause: Wait) -> float:
+    def prune(pause: Wait) -> None:
         result = prune_runs(database, clock(), pause=pause, service_metrics=service_metrics)
         if result.rows or result.runs:
             log.info("pruned %d runs, %d rows", result.runs.total(), result.rows)
-        return every_seconds
 
-    return PeriodicJob("retention", prune)
+    return PeriodicJob("retention", prune, every_seconds)

@@ -209,7 +209,7 @@ def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: dat
     of_project = sa.select(keys.c.id).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
     is_of_project = sessions.c.key_id.in_(of_project) | sessions.c.key_id.is_(None)
     query = sa.select(*_SESSION_COLUMNS).where(sessions.c.expires_at > now, is_of_project).order_by(sessions.c.id)
-    found = [Session(**row._mapping) for row in tx.execute(query)]
+    found = find_all(tx, Session, query)
     return [session for session in found if session.key_id is not None or {project_name, EVERY} & session.grants.keys()]
 
 

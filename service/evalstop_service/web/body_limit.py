@@ -37,7 +37,6 @@ from evalstop_service.web.limits import (
     LIMITS,
     RECEIVED_AT,
     SIGN_IN,
-    Limit,
     Places,
     in_thread,
     is_decision_path,
@@ -97,9 +96,9 @@ class HeldBodies:
 
     def __init__(self, max_bytes: int) -> None:
         largest = max(64 * _MIB, 2 * max_bytes)
-        self.known = Places("bodies", Limit(largest, max(16 * _MIB, max_bytes), largest // 2))
-        self._decisions = Places("bodies of decisions", Limit(8 * _MIB, _MIB, 4 * _MIB))
-        self._strangers = Places("bodies without a key", Limit(8 * _MIB, _MIB // 2, _MIB // 2))
+        self.known = Places("bodies", most=largest, of_key=max(16 * _MIB, max_bytes), of_project=largest // 2)
+        self._decisions = Places("bodies of decisions", most=8 * _MIB, of_key=_MIB, of_project=4 * _MIB)
+        self._strangers = Places("bodies without a key", most=8 * _MIB, of_key=_MIB // 2, of_project=_MIB // 2)
 
     def select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> Places:
         """The pool for a body; `declared_bytes`: its declared length, or None."""

@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar
@@ -83,20 +82,15 @@ def is_veto_path(path: str) -> bool:
     return _VETOES.fullmatch(path) is not None
 
 
-@dataclass(frozen=True)
-class Limit:
-    """The most at a time in all, of one key, and of one project."""
-
-    most: int
-    of_key: int
-    of_project: int
-
-
 class Places:
-    """Counts what senders hold at a time: requests, or bytes of bodies. Thread-safe."""
+    """Counts what senders hold at a time, such as requests: at most `most`, and `of_key` and `of_project` of one key
+    and of one project. Thread-safe."""
 
-    def __init__(self, name: str, limit: Limit, refused: Callable[[str], object] = lambda _: None) -> None:
-        self.name, self.limit, self._refused = name, limit, refused
+    def __init__(
+        self, name: str, most: int, of_key: int, of_project: int, refused: Callable[[str], object] = lambda _: None
+    ) -> None:
+        self.name, self._refused = name, refused
+        self.most, self.of_key, self.of_project = most, of_key, of_project
         self._lock = threading.Lock()
         self._held: Counter[Hashable] = Counter()  # by key, by project, and in all: None
 
@@ -139,9 +133,9 @@ class Places:
             self.release(sender)
 
     def _shares(self, sender: Work) -> list[tuple[Hashable, int]]:
-        shares: list[tuple[Hashable, int]] = [(("key", sender.key), self.limit.of_key), (None, self.limit.most)]
+        shares: list[tuple[Hashable, int]] = [(("key", sender.key), self.of_key), (None, self.most)]
         if sender.project is not None:  # the addresses of strangers have none
-            shares.insert(1, (("project", sender.project), self.limit.of_project))
+            shares.insert(1, (("project", sender.project), self.of_project))
         return shares
 
 
@@ -177,9 +171,9 @@ class Limits:
         delayed: Callable[[], object] = lambda: None,
     ) -> None:
         self.count_refused = refused
-        self.requests = Places("requests", Limit(400, 32, 200), refused)
-        self.pulls = Places("pulls", Limit(200, 100, 100), refused)
-        self.event_streams = Places("event streams", Limit(200, 20, 100), refused)
+        self.requests = Places("requests", most=400, of_key=32, of_project=200, refused=refused)
+        self.pulls = Places("pulls", most=200, of_key=100, of_project=100, refused=refused)
+        self.event_streams = Places("event streams", most=200, of_key=20, of_project=100, refused=refused)
         self._costly, self._costly_of_project = RateLimit(COSTLY), RateLimit(COSTLY_OF_PROJECT)
         self.processor = Processor(delayed)
         self._ordinary, self._decisions = Lane(threads), Lane(DECISION_THREADS)

@@ -84,7 +84,7 @@ def test_job_sends_the_digests_that_are_wanted(project: ProjectFixture) -> None:
     subscribe(project, "project.digest")
     job = digest.create_job(project.database, lambda: MONDAY + timedelta(hours=1))
     for _ in range(2):
-        assert job.do(lambda _seconds: False) == digest.EVERY_SECONDS
+        job.do(lambda _seconds: False)
     assert [len(project.load_events(run, "project.digest")) for run in runs] == [1, 0]
     with project.database.reading() as tx:
         (entry,) = audit.list_entries(tx, project.id, action="digest")

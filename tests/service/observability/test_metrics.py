@@ -23,8 +23,8 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import deliveries
 from evalstop_service.web import request_log
-from evalstop_service.web.api import prometheus as metrics
-from evalstop_service.web.api.prometheus import Installation
+from evalstop_service.web.api import health as metrics
+from evalstop_service.web.api.health import Installation
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics

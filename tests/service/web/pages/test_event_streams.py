@@ -20,7 +20,7 @@ from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database, Work
 from evalstop_service.web import pages
-from evalstop_service.web.limits import Limit, Limits, Places
+from evalstop_service.web.limits import Limits, Places
 from evalstop_service.web.pages.visitor import Streams
 from fastapi import Response
 
@@ -113,7 +113,7 @@ def test_revoked_key_ends_the_stream(visitor: httpx.Client, database: Database, 
 def test_open_streams_are_limited() -> None:
     """Beyond the limit a stream is refused with 429; a client that disconnects frees its place."""
     limits = Limits()
-    limits.event_streams = Places("event streams", Limit(1, 1, 1))
+    limits.event_streams = Places("event streams", 1, 1, 1)
     streams = Streams(limits, poll_seconds=0.001)
 
     async def follow_and_leave() -> None:

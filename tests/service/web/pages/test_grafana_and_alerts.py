@@ -17,7 +17,7 @@ from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Gu
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.counts import COUNTED
 from evalstop_service.store.database import Database
-from evalstop_service.web.api.prometheus import Installation
+from evalstop_service.web.api.health import Installation
 from promql_parser import VectorSelector
 
 FOLDER = Path(__file__).parents[4] / "docs/operations"
