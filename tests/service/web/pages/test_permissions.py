@@ -14,7 +14,7 @@ from evalstop_service.decisions import second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
-from evalstop_service.runs.descriptions import add_step_note
+from evalstop_service.runs.descriptions import add_step_note, describe_run
 from evalstop_service.store import keys, run_details
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
@@ -22,6 +22,7 @@ from evalstop_service.store.keys import Session
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.pages.responses import PageRoute
 from evalstop_service.web.pages.routes import PAGES
+from msgspec import structs
 
 from tests.fixtures.statements import record_statements
 from tests.service.web.pages.recorded_runs import LEVEL_POLICY, Tenant, add_tenant, load_recorded_evals
@@ -45,6 +46,9 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/projects"): VIEWER,
     ("GET", "/"): VIEWER,
     ("GET", "/overview/events"): VIEWER,
+    ("GET", "/groups/{name:path}"): VIEWER,
+    ("GET", "/group/series.json"): VIEWER,
+    ("GET", "/group/events"): VIEWER,
     ("GET", "/precision"): VIEWER,
     ("GET", "/precision/figures.json"): VIEWER,
     ("GET", "/precision/events"): VIEWER,
@@ -123,7 +127,11 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 }
 """The fields that each form requires."""
 
-QUERIES = {("GET", "/runs/{run_id}/what-if.json"): {"policy": "paper"}}
+QUERIES = {
+    ("GET", "/runs/{run_id}/what-if.json"): {"policy": "paper"},
+    ("GET", "/group/series.json"): {"group": "of-somebody"},
+    ("GET", "/group/events"): {"group": "of-somebody"},
+}
 """The queries of routes that require one."""
 
 PATH_PARAMETERS = (
@@ -161,6 +169,7 @@ class PopulatedService:
         assert proposal is not None
         tenant.change_settings(second_person=False)
         add_step_note(self.database, author, run.id, 1, "a note of somebody")
+        describe_run(self.database, author, run.id, lambda before: structs.replace(before, group=policy.name))
         with self.database.reading() as tx:
             (note,) = run_details.load_descriptions(tx, [run.id])[run.id].step_notes
         session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
@@ -199,7 +208,7 @@ class PopulatedService:
         form = FORMS.get(route, {}) | ({"csrf": token} if token is not None else {})
         data = form if method == "POST" else None
         with client.stream(
-            method, template.format(**ids), params=QUERIES.get(route), data=data, headers=headers
+            method, template.replace(":path", "").format(**ids), params=QUERIES.get(route), data=data, headers=headers
         ) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 response.read()
