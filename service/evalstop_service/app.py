@@ -66,7 +66,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders, SubPath
+from evalstop_service.web.request_log import HeadRequests, RequestLog, SubPath
 from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -181,7 +181,6 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         streamed_below=(UPLOADS,),
         refusal=_refusal,
     )
-    app.add_middleware(SecurityHeaders)
     ingest_endpoint = IngestEndpoint(
         HeadRequests(app.behind),
         context.committer,

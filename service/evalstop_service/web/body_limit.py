@@ -236,7 +236,9 @@ class BodyLimit:
                     body = await in_thread(decompress)(body, encoding, self.max_bytes)
                     hold(max(held, len(body)))
                 if (count := _count_parts(body)) > MOST_PARTS:
-                    raise _too_many_parts(count)
+                    detail = f"it has {count} lists, objects, strings and commas, and the limit is {MOST_PARTS}; "
+                    detail += "send the observations in smaller batches. Nothing was stored"
+                    raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail)
             except Problem as problem:
                 refusal = problem
             else:
@@ -298,15 +300,6 @@ def _count_parts(body: bytes) -> int:
     if len(body) <= MOST_PARTS:
         return 0
     return sum(map(body.count, (b"[", b"{", b","))) + body.count(b'"') // 2
-
-
-def _too_many_parts(count: int) -> Problem:
-    return Problem(
-        413,
-        ProblemKind.BODY_TOO_LARGE,
-        f"it has {count} lists, objects, strings and commas, and the limit is {MOST_PARTS}; send the observations in "
-        "smaller batches. Nothing was stored",
-    )
 
 
 class HearVetoes:

@@ -20,11 +20,12 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 ELSEWHERE = "(none)"
 """The route label of unmatched requests: callers choose their paths, and each path would become a series."""
 
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
+HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+"""Headers of answers that have none of their name."""
 
 
 class RequestLog:
@@ -43,20 +44,15 @@ class RequestLog:
             return
         requested = dict(scope["headers"]).get(b"x-request-id")
         request_id, token = logs.begin_request(requested and requested.decode("latin-1"))
-        try:
-            await self._measured(scope, receive, send, request_id)
-        finally:
-            logs.end_request(token)
-
-    async def _measured(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        started = time.perf_counter()
-        status = 0
+        started, status = time.perf_counter(), 0
 
         async def answering(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
+                status, headers = message["status"], message.get("headers", ())
+                own = {name for name, _ in headers}
+                protection = [header for header in HEADERS if header[0] not in own]
+                message["headers"] = [*headers, *protection, (b"x-request-id", request_id.encode("latin-1"))]
                 self._observe(scope, status, time.perf_counter() - started)
             await send(message)
 
@@ -65,6 +61,7 @@ class RequestLog:
         finally:
             if self._access_log:
                 self._log(scope, status, time.perf_counter() - started)
+            logs.end_request(token)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)
@@ -103,23 +100,6 @@ def route_template(scope: Scope) -> str:
     requested: str = scope["path"]
     filled = path.format_map(scope.get("path_params", {}))
     return requested.removesuffix(filled) + path if requested.endswith(filled) else path
-
-
-class SecurityHeaders:
-    """ASGI middleware."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def protected(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, protected)
 
 
 class SubPath:

@@ -35,17 +35,11 @@ from evalstop_service.web import problems
 from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
 from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender
 from evalstop_service.web.processor import Processor
-from evalstop_service.web.request_log import HEADERS
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
 )
 _HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
-
-_HEADERS_OF_ANSWER = (
-    (b"content-type", b"application/json"),
-    *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),
-)
 
 
 class _Batch(Struct, forbid_unknown_fields=True):
@@ -128,8 +122,7 @@ class IngestEndpoint:
             should_stop = await in_thread(self.tell_trainer)(decision)
         exploit = receipt.run.exploit and await in_thread(self.offer_exploit)(receipt.run)
         document = receipt_json(receipt, should_stop, self.clock(), exploit)
-        length = str(len(document)).encode()
-        headers = [*_HEADERS_OF_ANSWER, (b"content-length", length)]
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(document)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
