@@ -89,9 +89,8 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         falls=st.booleans(),
     ),
     "river_drift": st.builds(
-        lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
+        lambda river, memory: RiverDrift(detector=river[0], params=river[1], memory=memory),
         st.sampled_from(RIVER_PARAMETERS),
-        st.sampled_from(["value", "minus_mean", "minus_best"]),
         st.sampled_from([16, 1024]),
     ),
 }

@@ -3,18 +3,17 @@
 Source      river (Montiel et al. 2021) itself: ADWIN (Bifet & Gavalda 2007), PageHinkley (Page 1954), KSWIN (Raab,
             Heusinger & Schleif 2020) and its other detectors for numbers. Its detectors for binary errors
             (DDM, EDDM, FHDDM, HDDM) take no scores and are refused.
-Input       `value`: the eval score relative to its first value. `minus_mean`: less the mean of all evals before it.
-            `minus_best`: less the best mean of 5 consecutive earlier evals. Each in units of the noise (see noise.py),
-            so that river's parameters, which have a unit, mean the same for every run: the unit is fixed after 8
-            evals, and again after each drift. Inputs are clipped at 1e6 units.
+Input       The eval score relative to its first value, in units of the noise (see noise.py), so that river's
+            parameters, which have a unit, mean the same for every run: the unit is fixed after 8 evals, and again
+            after each drift. Inputs are clipped at 1e6 units.
 Direction   River reports that there was a drift, not its direction. The inputs since the last one are split where their
             means differ most significantly; a drift is downward when the later mean is lower.
 Departs     After a drift a new detector of river is started, which ADWIN, PageHinkley and KSWIN do by themselves.
             After `memory` inputs without a drift, a new one is started from the later half of them: river then
             forgets older ones, which may delay an alarm. A missing seed is 1.
-State       The inputs since the detector was started, at most `memory`, with their steps; the noise; the reference. The
-            live object of river is kept beside the fields, never stored: without it the inputs are replayed,
-            which gives the same object. O(memory).
+State       The inputs since the detector was started, at most `memory`, with their steps; the noise. The live object
+            of river is kept beside the fields, never stored: without it the inputs are replayed, which gives the
+            same object. O(memory).
 Evidence    A count: drifts downward less drifts upward, never below 0. The turn is placed at the split of the first one
             that still counts.
 Cost        That of river. A stored state requires a replay of its inputs before it continues: for KSWIN, which tests
@@ -31,21 +30,19 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.machinery import PathFinder
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, field
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
 
 if TYPE_CHECKING:
     from river import base
 
 _FIRST = 8
-_BEST_OF = 5
 _LARGEST = 1e6
 _SEED = 1
 
@@ -60,7 +57,6 @@ class RiverDriftState(Struct, frozen=True, dict=True):
 
     noise: NoiseState = NoiseState()
     unit: float = 0.0
-    reference: float = 0.0
     inputs: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     downward: int = 0
@@ -70,8 +66,8 @@ class RiverDriftState(Struct, frozen=True, dict=True):
 class RiverDrift(Detector[RiverDriftState], frozen=True):
     """Counts the downward drifts that a detector of river reports.
 
-    `detector` and `params`: the name of a class in `river.drift` and the arguments of its constructor. `series`: see
-    above. `memory`: how many inputs are kept; integer parameters may be up to half of it.
+    `detector` and `params`: the name of a class in `river.drift` and the arguments of its constructor. `memory`: how
+    many inputs are kept; integer parameters may be up to half of it.
 
     A level of 10, up to noise of 1, that falls to 0 after 30 evals:
 
@@ -93,7 +89,6 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
 
     detector: str = "PageHinkley"
     params: dict[str, Param] = field(default_factory=dict)
-    series: Literal["value", "minus_mean", "minus_best"] = "value"
     memory: Annotated[int, Meta(ge=16, le=4096)] = 1024
 
     def __post_init__(self) -> None:
@@ -113,29 +108,22 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
 
     def _advance(self, state: RiverDriftState, observation: Observation) -> RiverDriftState:
         noise = advance(state.noise, observation.value, observation.stderr)
-        raw = noise.recent[-1] - (0.0 if self.series == "value" else state.reference)
-        reference = self._reference(state, noise)
-        steps = (*state.steps, observation.step)
+        value, steps = noise.recent[-1], (*state.steps, observation.step)
         if state.unit:
-            return self._feed_detector(state, noise, reference, (*state.inputs, _in_units(raw, state.unit)), steps)
-        waiting = (*state.inputs, raw)[-_FIRST:]
+            return self._feed_detector(state, noise, (*state.inputs, _in_units(value, state.unit)), steps)
+        waiting = (*state.inputs, value)[-_FIRST:]
         unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
         if unit == 0:
-            return RiverDriftState(noise, 0.0, reference, waiting, steps[-_FIRST:])
+            return RiverDriftState(noise, 0.0, waiting, steps[-_FIRST:])
         inputs = tuple([_in_units(item, unit) for item in waiting])
-        return RiverDriftState(noise, unit, reference, inputs, steps[-_FIRST:])
+        return RiverDriftState(noise, unit, inputs, steps[-_FIRST:])
 
     def _feed_detector(
-        self,
-        state: RiverDriftState,
-        noise: NoiseState,
-        reference: float,
-        inputs: tuple[float, ...],
-        steps: tuple[int, ...],
+        self, state: RiverDriftState, noise: NoiseState, inputs: tuple[float, ...], steps: tuple[int, ...]
     ) -> RiverDriftState:
         """The state after river has processed the last of the inputs."""
         if len(inputs) < self._silent_for:
-            return RiverDriftState(noise, state.unit, reference, inputs, steps, state.downward, state.turn_step)
+            return RiverDriftState(noise, state.unit, inputs, steps, state.downward, state.turn_step)
         live = self._live(state)
         live.update(inputs[-1])
         unit, downward, turn = state.unit, state.downward, state.turn_step
@@ -146,11 +134,11 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
             elif change > 0:
                 downward = max(0, downward - 1)
                 turn = turn if downward else None
-            return RiverDriftState(noise, estimate(noise).sd, reference, (), (), downward, turn)
+            return RiverDriftState(noise, estimate(noise).sd, (), (), downward, turn)
         if len(inputs) >= self.memory:
             kept = self.memory // 2
-            return RiverDriftState(noise, unit, reference, inputs[-kept:], steps[-kept:], downward, turn)
-        return self._carrying(RiverDriftState(noise, unit, reference, inputs, steps, downward, turn), live)
+            return RiverDriftState(noise, unit, inputs[-kept:], steps[-kept:], downward, turn)
+        return self._carrying(RiverDriftState(noise, unit, inputs, steps, downward, turn), live)
 
     @property
     def _silent_for(self) -> int:
@@ -158,15 +146,6 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
         name, default = _FIRST_REPORT.get(self.detector, ("", 0))
         value = self.params.get(name, default)
         return value if isinstance(value, int) else 0
-
-    def _reference(self, state: RiverDriftState, noise: NoiseState) -> float:
-        """The value subtracted from the following evals."""
-        if self.series == "minus_mean":
-            return state.reference + (noise.recent[-1] - state.reference) / noise.seen
-        if self.series == "value":
-            return 0.0
-        mean = add_up(noise.recent[-_BEST_OF:]) / min(noise.seen, _BEST_OF)
-        return mean if noise.seen <= _BEST_OF else max(state.reference, mean)
 
     def _carrying(self, state: RiverDriftState, live: base.DriftDetector) -> RiverDriftState:
         """The state with river's object beside its fields, invisible to equality and to the codec."""
