@@ -38,7 +38,7 @@ MOST_POINTS, MOST_PREVIEWED, FEWEST_POINTS = 20_000, 4_000, 20
 """Evals that are drawn: of all runs together, before the script has arrived, and of a run at least."""
 
 MOST_LISTED = 200
-"""Decisions and copies that are listed, the newest, and lineages that are drawn, of the first runs."""
+"""Decisions that are listed, the newest, and lineages that are drawn, of the first runs."""
 
 _COPIED = (Action.EXPLOIT, DecisionState.CONFIRMED)
 
@@ -104,16 +104,12 @@ def show_group(name: Annotated[str, Path(max_length=256)], site: SiteOf, visitor
         curves=curves,
         lanes=_draw_lanes(loaded, best, last_step) if copies else [],
         last_step=last_step,
-        copies=copies[:MOST_LISTED],
-        copy_count=len(copies),
+        copies=copies,
         best=best,
         schedule=msgspec.json.format(msgspec.json.encode(best), indent=2).decode(),
         decided=[(item, None if item.exploit else _doubt_stop(item, loaded.runs)) for item in known],
         name_state=formatting.name_state,
-        series=make_link("/group/series.json", {"group": name}),
-        events=make_link("/group/events", {"group": name}),
-        runs_link=make_link("/runs", {"group": name}),
-        compare_group=make_link("/runs/compare", {"group": name}),
+        link=make_link,
         compare_lineage=LEAST_RUNS <= len(best_runs) <= MOST_RUNS and make_link("/runs/compare", {"run": best_runs}),
     )
 
