@@ -21,6 +21,7 @@ from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     SERVICE,
     STOPPED,
+    STOPPING,
     Action,
     DecisionState,
     Exploit,
@@ -196,12 +197,16 @@ def tell_trainer_of(database: Database, clock: Clock, run: Run) -> bool:
 
 
 def offer_exploit(database: Database, clock: Clock, run: Run) -> Exploit | None:
-    """The copy that an answer asks the trainer to make. The first one hands it over, as `tell_trainer` does a stop."""
+    """The copy that an answer asks the trainer to make. The first one hands it over, as `tell_trainer` does a stop.
+
+    A run that is to stop is not asked to copy: the attempt that the copy begins would not be stopped.
+    """
     if run.exploit is None:
         return None
     with database.reading() as tx:
         decision = decisions.load_decision(tx, run.project_id, run.exploit.decision_id)
-    if decision.state not in AWAITING_CONFIRMATION:
+        ending = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision.state not in AWAITING_CONFIRMATION or (ending is not None and ending.state in STOPPING):
         return None
     is_told = decision.handed_over_at is not None or _hand_over(database, clock, decision)
     return decision.exploit if is_told else None

@@ -11,7 +11,7 @@ from datetime import datetime
 from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
-from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
+from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, STOPPING, DecisionState
 from evalstop_service.domain.quotas import LEAST_METRICS, Quota
 from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.statuses import OPEN, RunStatus
@@ -195,6 +195,8 @@ class Edit:
             raise Conflict(
                 f"the copy is {decision.state} ({decision.state_reason}); go on from the run's own checkpoint"
             )
+        if self._before.decision is not None and self._before.decision.state in STOPPING:
+            raise Conflict(f"the run is to stop ({self._before.decision.state_reason}), not to copy another")
         step, kept = copy.source_step, [item for item in run.eval_changes if item.step <= copy.source_step]
         version = run.eval_changes[-1].version if run.eval_changes else None
         reason = f"copy of {copy.source_name} at step {step}"

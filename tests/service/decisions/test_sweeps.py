@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, group_rules, holds, pause, sweeps
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode, Released, Undone, Vetoed
+from evalstop_service.domain.decision_lifecycle import (
+    Action,
+    DecisionState,
+    Exploit,
+    Mode,
+    Released,
+    StopOrdered,
+    Undone,
+    Vetoed,
+)
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.ingest import CheckpointSaved, Exploited, Resumed
@@ -442,6 +451,24 @@ def test_run_that_ends_is_not_asked_to_copy(database: Database) -> None:
     assert project.finish_run(run).status == "completed"
     assert list_names(project) == [("worst", DecisionState.MOOT)]
     assert project.load_run(run).exploit is None
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_run_that_is_to_stop_makes_no_copy(database: Database, is_told: bool) -> None:
+    """Whichever the trainer was told first, the stop stands: a copy would begin an attempt that nobody stops."""
+    project = set_up(database, PBT)
+    run = open_group(project)["worst"]
+    compare(project)
+    (decision,) = list_decisions(project)
+    if is_told:
+        assert offer(project, run) is not None
+    stop = project.order_stop(run, StopOrdered(utc_now(), "dana", "the reward is broken"))
+    assert offer(project, run) is None
+    with pytest.raises(Conflict):
+        project.submit(run, Exploited(decision.id, "key t"))
+    assert project.load_decision(run) == stop
+    project.finish_run(run, "completed", obeyed=stop.id)
+    assert [state for _, state in list_names(project)] == [DecisionState.MOOT]
 
 
 def test_unknown_copy_is_not_found(database: Database) -> None:
