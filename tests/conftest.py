@@ -105,6 +105,7 @@ ON_BOTH_DATABASES = (
     "tests/service/decisions/test_guards.py::test_share_of_stopped_runs_is_limited",
     "tests/service/decisions/test_hand_overs.py",
     "tests/service/decisions/test_sweeps.py",
+    "tests/service/decisions/test_copies.py",
     "tests/service/decisions/test_veto_windows.py",
     "tests/service/ingest/test_atomicity.py",
     "tests/service/ingest/test_attempts.py::test_resume_supersedes_later_observations",

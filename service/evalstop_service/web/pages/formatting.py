@@ -151,6 +151,12 @@ def describe_run(run: Run, decision: Decision | None, now: datetime) -> str:
 
 
 def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
+    if (copy := decision.exploit) is not None:
+        until = (
+            f" unless vetoed before {format_time(decision.due_at)}" if decision.state is DecisionState.PENDING else ""
+        )
+        name = name_state(decision.state, decision.action).capitalize()
+        return f"{name}: to go on from step {format_step(copy.source_step)} of {copy.source_name}{until}."
     at = format_step(decision.step)
     going_on = "The run may continue." if decision.state is DecisionState.UNDONE else "The run continues."
     if decision.state is DecisionState.SHADOW:

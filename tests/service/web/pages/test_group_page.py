@@ -14,7 +14,7 @@ from evalstop_service.ingest import Exploited
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
-from tests.service.decisions import test_sweeps
+from tests.service.decisions import grouped_runs
 from tests.service.project_fixture import ProjectFixture
 from tests.service.web.pages.accessibility import find_accessibility_faults
 from tests.service.web.pages.conftest import Window
@@ -63,14 +63,14 @@ def test_page_follows_a_copy_by_the_rule(visitor: httpx.Client, tenant: Tenant, 
     """A copy that the rule calls for waits among its decisions; confirmed, the run descends from its source, as the API
     says too."""
     project = ProjectFixture(database, tenant.id, now=utc_now())
-    test_sweeps.set_rule(project, test_sweeps.PBT)
-    worst = test_sweeps.open_group(project)["worst"]
-    test_sweeps.compare(project)
+    grouped_runs.set_rule(project, grouped_runs.PBT)
+    worst = grouped_runs.open_group(project)["worst"]
+    grouped_runs.compare(project)
     assert "worst at step 4: to copy best at step 4 copy requested" in read_words(get_html(visitor, "/groups/sweep"))
-    exploit = test_sweeps.offer(project, worst)
+    exploit = grouped_runs.offer(project, worst)
     assert exploit is not None
     project.submit(worst, Exploited(exploit.decision_id, "key t"))
-    test_sweeps.extend_run(project, worst, range(5, 9), 0.2)
+    grouped_runs.extend_run(project, worst, range(5, 9), 0.2)
     page = get_html(visitor, "/groups/sweep")
     assert "best at step 4" in read_words(page)
     assert len(re.findall('class="of-best"', page)) == 2
