@@ -73,15 +73,18 @@ def read_rule(group: Group) -> GroupRule:
     return parse_rule(group.rule)
 
 
-def set_rule(tx: Transaction, author: Author, name: str, rule: GroupRule, *, may_change: bool) -> GroupRule:
+def set_rule(
+    tx: Transaction, author: Author, name: str, rule: GroupRule, *, may_change: bool, is_admin: bool = False
+) -> GroupRule:
     """Give a group a rule, with no wider mode than the project allows; returns the rule that it has then.
 
-    Another rule stays unless the author `may_change` it. The project is locked, so that of two concurrent rules the
-    first stands.
+    Another rule stays unless the author `may_change` it. Where stops take a second person, only an admin's rule
+    enforces. The project is locked, so that of two concurrent rules the first stands.
     """
     project = projects.lock_project(tx, author.project_id)
-    before, mode = groups.find_group(tx, project.id, name), rule.mode if project.max_mode is Mode.ENFORCE else "shadow"
-    rule = msgspec.structs.replace(rule, mode=mode)
+    before = groups.find_group(tx, project.id, name)
+    if project.max_mode is not Mode.ENFORCE or (project.second_person and not is_admin):
+        rule = msgspec.structs.replace(rule, mode="shadow")
     if before is not None and (not may_change or read_rule(before) == rule):
         return read_rule(before)
     document = msgspec.json.decode(msgspec.json.encode(rule))

@@ -100,11 +100,13 @@ def get_group(name: GroupName, caller: Read, database: Db) -> GroupOut:
 def set_group_rule(name: GroupName, body: RuleDocument, caller: IngestOrOperate, database: Db, now: Now) -> GroupOut:
     """Set the rule of a group. It decides on each run no more than the run's mode and the project's `max_mode` allow.
 
-    A key with the scope `ingest` sets a rule where there is none; to change one takes `operate`.
+    A key with the scope `ingest` sets a rule where there is none; to change one takes `operate`. In a project with
+    `second_person` a rule enforces only if an admin sets it.
     """
-    rule, may_change = group_rules.parse_rule(body.root), not {"operate", "admin"}.isdisjoint(caller.key.scopes)
+    rule, scopes = group_rules.parse_rule(body.root), caller.key.scopes
+    rights = {"may_change": not {"operate", "admin"}.isdisjoint(scopes), "is_admin": "admin" in scopes}
     with database.transaction() as tx:
-        stands = group_rules.set_rule(tx, caller.author(now), name, rule, may_change=may_change)
+        stands = group_rules.set_rule(tx, caller.author(now), name, rule, **rights)
     if stands != structs.replace(rule, mode=stands.mode):
         detail = f"the group {name!r} has another rule; a key with the scope operate may change it"
         raise Problem(403, ProblemKind.SCOPE_MISSING, detail)

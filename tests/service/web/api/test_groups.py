@@ -68,6 +68,18 @@ def test_rule_is_no_wider_than_the_project_allows(service: Service) -> None:
     assert expect_json(client.get("/groups/sweep"), 200)["rule"]["mode"] == "shadow"
 
 
+def test_only_an_admins_rule_enforces_where_stops_take_a_second_person(service: Service) -> None:
+    """Whoever else sets one, or changes an enforcing one, sets one that records: nobody ends jobs alone."""
+    project = service.create_project()
+    admin, operator = service.open_client(project), service.open_client(project, "operate", "read")
+    expect_json(admin.patch("/project", json={"second_person": True}), 200)
+    fields = [limit["field"] for limit in open_member(admin, "best", population=PBT)["limits"]]
+    assert fields == ["population"]
+    for client, fewest, mode in ((operator, 2, "shadow"), (admin, 2, "enforce"), (operator, 1, "shadow")):
+        answer = client.post("/groups/sweep", json={**MEDIAN, "mode": "enforce", "fewest": fewest})
+        assert expect_json(answer, 200)["rule"]["mode"] == mode
+
+
 @pytest.mark.parametrize(
     ("rule", "detail"),
     [
