@@ -82,10 +82,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
 
 def check_due_runs(
-    database: Database,
-    now: datetime,
-    known_policies: Policies | None = None,
-    available_since: datetime = EVER_SINCE,
+    database: Database, now: datetime, known_policies: Policies | None = None, available_since: datetime = EVER_SINCE
 ) -> int:
     """Check some of the due runs, and record changes; returns the number checked, 0 when none was due.
 

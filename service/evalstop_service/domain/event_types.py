@@ -71,38 +71,23 @@ class Preset:
     event_types: tuple[EventType, ...]
 
 
+_FOR_PEOPLE = (
+    *PENDING_EVENTS,
+    EventType.STOP_ON_HOLD,
+    EventType.STOPPED,
+    EventType.PARKED,
+    EventType.STOP_FAILED,
+    EventType.FAILED,
+    *NOTICES,
+)
+
 PRESETS = {
     "receiver": Preset("a receiver that stops jobs", (*STOP_EVENTS, EventType.RESUME_REQUESTED)),
     "parking_receiver": Preset("a receiver that can park jobs too", (*PARKING_EVENTS, EventType.RESUME_REQUESTED)),
     "owner": Preset(
-        "the owner of each run",
-        (
-            *PENDING_EVENTS,
-            EventType.STOP_ON_HOLD,
-            EventType.STOPPED,
-            EventType.PARKED,
-            EventType.PARK_OVERDUE,
-            EventType.STOP_FAILED,
-            EventType.FAILED,
-            EventType.LOST,
-            EventType.METRIC_FAULT,
-            *NOTICES,
-        ),
+        "the owner of each run", (*_FOR_PEOPLE, EventType.PARK_OVERDUE, EventType.LOST, EventType.METRIC_FAULT)
     ),
-    "team": Preset(
-        "a team's channel",
-        (
-            EventType.SUSPECTED,
-            *PENDING_EVENTS,
-            EventType.STOP_ON_HOLD,
-            EventType.STOPPED,
-            EventType.PARKED,
-            EventType.STOP_FAILED,
-            EventType.COMPLETED,
-            EventType.FAILED,
-            *NOTICES,
-        ),
-    ),
+    "team": Preset("a team's channel", (EventType.SUSPECTED, *_FOR_PEOPLE, EventType.COMPLETED)),
     "on_call": Preset(
         "whoever is on call",
         (

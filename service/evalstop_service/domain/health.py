@@ -174,12 +174,8 @@ def _check_missing(progress: RunProgress, last_step: int) -> tuple[FaultKind, st
         late = last_step >= MISSING_SHARE * progress.total_steps
     else:
         late = (progress.reported_at - progress.begun_at).total_seconds() >= MISSING_SECONDS
-    if not late:
-        return None
-    return (
-        FaultKind.MISSING,
-        f"it was never reported, and other metrics are at step {last_step}; does it have another name?",
-    )
+    reason = f"it was never reported, and other metrics are at step {last_step}; does it have another name?"
+    return (FaultKind.MISSING, reason) if late else None
 
 
 def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:

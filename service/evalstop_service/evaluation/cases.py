@@ -217,15 +217,12 @@ def _measure_parked(changes: Sequence[DecisionChange], since: datetime | None, u
 
     A decision may be older than the attempt: a parked job that restarts keeps it.
     """
-    parked = (
-        [
-            max((min(end, until) - max(change.at, since or change.at)).total_seconds(), 0.0)
-            for change, end in zip(changes, [*(change.at for change in changes[1:]), until], strict=True)
-            if change.state is DecisionState.PARKED
-        ]
-        if changes
-        else []
-    )
+    ends = [*(change.at for change in changes[1:]), until]
+    parked = [
+        max((min(end, until) - max(change.at, since or change.at)).total_seconds(), 0.0)
+        for change, end in zip(changes, ends, strict=False)  # without changes there is one end
+        if change.state is DecisionState.PARKED
+    ]
     return math.fsum(parked) if parked else None
 
 

@@ -354,11 +354,10 @@ def _find_period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
 
 def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupFigures:
     flagged, passed = _list_strata(sums.strata), _list_strata(sums.passed)
+    estimate = confidence_sequences.estimate_call_precision if of_calls else confidence_sequences.estimate_precision
     return GroupFigures(
         key,
-        (confidence_sequences.estimate_call_precision if of_calls else confidence_sequences.estimate_precision)(
-            flagged
-        ),
+        estimate(flagged),
         confidence_sequences.estimate_recall(flagged, *passed),
         confidence_sequences.estimate_false_stops(flagged, *passed),
         _compute_quartiles(sums),

@@ -39,13 +39,7 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
     ValueConflict,
 )
-from evalstop_service.ingest.run_state import (
-    RunState,
-    move_monitor,
-    observations_past,
-    with_eval_changes,
-    with_roles,
-)
+from evalstop_service.ingest.run_state import RunState, move_monitor, observations_past, with_eval_changes, with_roles
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
 from evalstop_service.store import decisions, ingest, observations, projects, run_details, runs

@@ -175,11 +175,7 @@ def list_held(tx: Transaction, now: datetime) -> list[UnsentStop]:
 _ASK = decisions.update().where(decisions.c.run_id == sa.bindparam("of_run"), decisions.c.id == sa.bindparam("of_id"))
 
 _UNSENT = sa.select(
-    decisions.c.id,
-    decisions.c.run_id,
-    decisions.c.project_id,
-    projects.c.veto_window_seconds,
-    decisions.c.asked_by,
+    decisions.c.id, decisions.c.run_id, decisions.c.project_id, projects.c.veto_window_seconds, decisions.c.asked_by
 ).join(projects, projects.c.id == decisions.c.project_id)
 
 _OTHER, _OTHERS_DECISION = run_table.alias(), decisions.alias()

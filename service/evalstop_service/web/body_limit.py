@@ -33,15 +33,7 @@ from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store.database import Work
 from evalstop_service.web.api.ingest_endpoint import replay_body
 from evalstop_service.web.context import UNAUTHORIZED, read_address, read_secret
-from evalstop_service.web.limits import (
-    LIMITS,
-    RECEIVED_AT,
-    SIGN_IN,
-    Places,
-    in_thread,
-    is_decision_path,
-    is_veto_path,
-)
+from evalstop_service.web.limits import LIMITS, RECEIVED_AT, SIGN_IN, Places, in_thread, is_decision_path, is_veto_path
 from evalstop_service.web.pages.cookies import SESSION, read_cookie
 from evalstop_service.web.pages.visitor import Site, identify_visitor
 from evalstop_service.web.problem_kinds import ProblemKind

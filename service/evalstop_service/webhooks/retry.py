@@ -97,11 +97,6 @@ def _retry_after_seconds(value: str | None, now: datetime) -> float | None:
         return float(text[:12])
     try:
         moment = parsedate_to_datetime(text)
+        return (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds()
     except (ValueError, TypeError, OverflowError, IndexError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    try:
-        return (moment - now).total_seconds()
-    except OverflowError:
         return None

@@ -302,12 +302,11 @@ class Announcement(NamedTuple):
 def find_announcement(tx: Transaction, delivery_id: UUID) -> Announcement | None:
     """The delivery with this id, if it announces a pending stop."""
     query = (
-        sa.select(events.c.project_id, deliveries.c.endpoint_id, events.c.id, events.c.decision_id)
+        sa.select(events.c.project_id, deliveries.c.endpoint_id, events.c.id.label("event_id"), events.c.decision_id)
         .join(deliveries, (deliveries.c.run_id == events.c.run_id) & (deliveries.c.event_id == events.c.id))
         .where(deliveries.c.id == delivery_id, events.c.type.in_(PENDING_EVENTS))
     )
-    row = tx.execute(query).one_or_none()
-    return None if row is None else Announcement(*row)
+    return find_one(tx, Announcement, query)
 
 
 def find_newest_announcement(tx: Transaction, run_id: UUID, decision_id: UUID) -> UUID | None:

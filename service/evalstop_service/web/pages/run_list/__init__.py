@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -174,15 +175,9 @@ def _format_place(order: str, run: Run) -> str:
 def _parse_place(order: str, text: str) -> datetime | int | None:
     if not text or order == "newest":
         return None
-    try:
+    with suppress(ValueError):
         if order == "updated":
             return in_utc(datetime.fromisoformat(text))
-        step = int(text)
-    except ValueError as error:
-        raise Invalid(_UNKNOWN_PLACE) from error
-    if not -1 <= step <= MAX_STEP:
-        raise Invalid(_UNKNOWN_PLACE)
-    return step
-
-
-_UNKNOWN_PLACE = "place: not one that this list returned; omit it to begin at the first page"
+        if -1 <= (step := int(text)) <= MAX_STEP:
+            return step
+    raise Invalid("place: not one that this list returned; omit it to begin at the first page")
