@@ -112,8 +112,7 @@ class MlflowSettings(BaseModel):
 
     mlflow_artifact_root: Annotated[str, AfterValidator(_check_artifact_root)] = "mlflow-artifacts:/"
     """Root URI of artifacts for experiments without an artifact location. The default stores them in this service;
-    clients
-    write directly to others, such as `s3://bucket/path` or `file:///shared/path`."""
+    clients write directly to others, such as `s3://bucket/path` or `file:///shared/path`."""
 
     mlflow_artifact_folder: Path | None = None
     """Folder of the artifacts that this service stores. None is `artifacts` in the data folder."""

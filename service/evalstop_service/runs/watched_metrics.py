@@ -48,9 +48,8 @@ OWN_METRICS = frozenset({PAIRED_METRIC, COMBINED_METRIC})
 class WatchedMetrics:
     """The metrics of a run that the detectors of a policy see, with their roles and directions.
 
-    `policy`: as it judges this run.
-    `eval_metric`: the eval metric of the run, whether or not the policy watches it; `eval_sign` turns it so that
-    higher is better. `combined`: if there are several evals, their names and weights.
+    `policy`: as it judges this run. `eval_metric`: the eval metric of the run, whether or not the policy watches it;
+    `eval_sign` turns it so that higher is better. `combined`: if there are several evals, their names and weights.
     """
 
     def __init__(self, run: Run, policy: Policy) -> None:

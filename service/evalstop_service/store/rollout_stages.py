@@ -34,6 +34,11 @@ def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[Rollout
     return find_all(tx, RolloutStage, query.order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name))
 
 
+def load_stages(tx: Transaction, project_id: UUID) -> dict[str, RolloutStage]:
+    """The rollout stages of a project by policy."""
+    return {stage.policy_name: stage for stage in list_stages(tx, project_id)}
+
+
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
     """Store a policy's rollout stage, replacing the previous one; its project or its row is locked."""
     save_row(tx, rollout_stages, vars(rollout_stage))

@@ -19,9 +19,8 @@ POLL_SECONDS = 0.2
 
 
 class PullWaiters:
-    """For use on the event loop. One poll serves all waiting
-    receivers, and wakes only those of endpoints with something to claim: a hundred that wake at every poll would hold
-    the event loop for milliseconds.
+    """For use on the event loop. One poll serves all waiting receivers, and wakes only those of endpoints with
+    something to claim: a hundred that wake at every poll would hold the event loop for milliseconds.
     """
 
     def __init__(self, database: Database, clock: Clock, shutdown: Event) -> None:

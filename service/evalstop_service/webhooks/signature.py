@@ -1,9 +1,8 @@
 """Signs webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a key pair. Pure.
 
-Source: https://www.standardwebhooks.com, section "Signature scheme". The signed content is
-`{id}.{timestamp}.{body}`. A secret is `whsec_` and base64 and signs with HMAC-SHA256; a key is `whsk_` and base64 and
-signs with Ed25519. A header may carry several signatures, so that a secret can be replaced while receivers still use
-the previous one.
+Source: https://www.standardwebhooks.com, section "Signature scheme". The signed content is `{id}.{timestamp}.{body}`. A
+secret is `whsec_` and base64 and signs with HMAC-SHA256; a key is `whsk_` and base64 and signs with Ed25519. A header
+may carry several signatures, so that a secret can be replaced while receivers still use the previous one.
 """
 
 from __future__ import annotations

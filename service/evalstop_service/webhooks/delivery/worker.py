@@ -68,8 +68,7 @@ class WorkerLimits:
 
     `concurrency`: concurrent attempts; `per_endpoint`: deliveries to one endpoint, so that an endpoint that hangs
     leaves room for the others. `poll_seconds`: between two looks for due deliveries. `lease_seconds`: how long a
-    delivery stays with a
-    worker that has died; longer than any attempt.
+    delivery stays with a worker that has died; longer than any attempt.
     """
 
     concurrency: int = 32

@@ -82,7 +82,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
-        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        stages = rollout_stages.load_stages(tx, visitor.project.id)
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1], counts)
         queued = runs.load_runs(tx, overview.run_ids)

@@ -48,7 +48,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     case_filter = CaseFilter(since=visitor.period.since(site.clock()))
     with site.database.reading() as tx:
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
-        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        stages = rollout_stages.load_stages(tx, visitor.project.id)
         versions = policies.list_versions(tx, visitor.project.id)
         recent = backtest_rows.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}

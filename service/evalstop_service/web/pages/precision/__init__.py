@@ -82,7 +82,7 @@ def load_panels(
     counted = [count for count in counts if count.key in shown]
     loaded = figures.load_figures(tx, project_id, case_filter, ["policy", "detector"], counted)
     rows = {row.key: row for row in loaded}
-    stages = _load_stages(tx, project_id)
+    stages = rollout_stages.load_stages(tx, project_id)
     panels = []
     for group in by_policy:
         name, version = group.key
@@ -122,10 +122,6 @@ def is_enforced(group: GroupFigures, stages: Mapping[str, RolloutStage]) -> bool
     return any(group.counts[Treatment.STOPPED].values())
 
 
-def _load_stages(tx: Transaction, project_id: UUID) -> dict[str, RolloutStage]:
-    return {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
-
-
 @router.get("/precision")
 def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
     """The detectors of each policy, and the precision, recall and false stops of one policy, by default the first
@@ -135,7 +131,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         # Read first, so that what follows is never older than the revision.
         revision = cases.read_revision(tx, project_id)
         counts = cases.count_cases(tx, project_id, filters.case_filter, ("policy",))
-        stages = _load_stages(tx, project_id)
+        stages = rollout_stages.load_stages(tx, project_id)
         by_policy = rank_policies(figures.compute_figures(counts), stages)
         panels = load_panels(tx, project_id, filters.case_filter, by_policy, counts)
         kinds = cases.list_job_kinds(tx, project_id)
@@ -194,7 +190,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
         counts = cases.count_cases(tx, project_id, chosen, ("policy", "week"))
         by_week = figures.merge_groups(counts, slice(2, None))
         by_policy = figures.compute_figures(figures.merge_groups(counts, slice(2)))
-        first = rank_policies(by_policy, _load_stages(tx, project_id))[:1]
+        first = rank_policies(by_policy, rollout_stages.load_stages(tx, project_id))[:1]
         version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
         of_version = [count for count in counts if count.key[:2] == first[0].key]
         detectors = figures.load_detectors_by_week(tx, project_id, version, of_version)
