@@ -1,9 +1,9 @@
 """`make bench-pages`: the response time of each page with 100,000 ended and 40,000 running runs, and 10,000 decisions.
 
 The data are the example runs of `evalstop demo-data` and copies of them. Copies of ended runs are older, and have rows
-of runs, attempts, cases and outcomes, the first copies also decisions with their histories, but no observations. Of
-copies that run the first 1,000 have observations. One client requests all pages in turns over HTTP, including the login
-form, which needs no database query and is the baseline.
+of runs, attempts, cases, calls and outcomes, the first copies also decisions with their histories, but no observations.
+Of copies that run the first 1,000 have observations. One client requests all pages in turns over HTTP, including the
+login form, which needs no database query and is the baseline.
 """
 
 from __future__ import annotations
@@ -51,14 +51,19 @@ CREATE FUNCTION pg_temp.moved(id uuid, copy integer) RETURNS uuid LANGUAGE sql I
 $$
 """
 
-_COPIED = ("attempts", "cases", "outcomes")
+_COPIED = ("attempts", "cases", "case_calls", "outcomes")
 _OF_DECISIONS = ("decisions", "decision_changes")
 _IDS = ("run_id", "decision_id")
-_NEVER_FLAGGED = (
-    *("decision_id", "treatment", "observed_probability", "decided_step", "detectors", "stated_risk"),
-    *("delay_steps", "gpu_hours_saved", "gpu_hours_lost", "parked_seconds"),
-)
-"""The columns that are null in cases without a decision."""
+_NEVER_FLAGGED = {
+    "cases": (
+        *("decision_id", "treatment", "observed_probability", "decided_step", "detectors", "stated_risk"),
+        *("delay_steps", "gpu_hours_saved", "gpu_hours_lost", "parked_seconds"),
+    ),
+    "case_calls": ("treatment", "observed_probability"),
+}
+"""The columns that are null without a decision."""
+
+_OUTCOME_LEFT_ALONE = "CASE t.run_outcome WHEN 'turned' THEN 'wrong' WHEN 'healthy' THEN 'right' ELSE 'unknown' END"
 
 _TIMES = ("created_at", "updated_at", "ended_at", "started_at", "at", "due_at")
 
@@ -171,8 +176,10 @@ def _copy_ended(connection: psycopg.Connection, table: str, key: str, copies: in
     for name in values:
         if name in _TIMES:
             values[name] += f" - copy * interval '{MINUTES_APART} minutes'"
-        if table == "cases" and name in _NEVER_FLAGGED:
+        if name in _NEVER_FLAGGED.get(table, ()):
             values[name] = f"CASE WHEN copy <= {of_decisions} THEN {values[name]} END"
+    if table == "cases":
+        values["outcome"] = f"CASE WHEN copy <= {of_decisions} THEN t.outcome ELSE {_OUTCOME_LEFT_ALONE} END"
     _insert_copies(connection, table, values, f"original.id = t.{key} AND original.ended_at IS NOT NULL", copies)
 
 
