@@ -178,7 +178,9 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    found, stops = guards.find_guards(tx, project, run, now, decision), still_stops(tx, project, run, decision)
+    found = guards.find_guards(tx, project, run, now, decision)
+    # While a guard holds it, the rule of a group is not asked: that takes the evals of all its runs, under locks.
+    stops = bool(found and decision.group) or still_stops(tx, project, run, decision)
     withdrawn = "the rule of the group no longer calls for it" if decision.group is not None and not stops else None
     return move_decision(tx, run, decision, GuardsChecked(now, found, stops, withdrawn), project)
 

@@ -104,14 +104,16 @@ def test_paused_project_holds_a_stop_of_a_rule_until_it_is_resumed(database: Dat
 
 
 def test_stop_on_hold_ends_when_the_rule_no_longer_calls(database: Database) -> None:
-    """A run that has caught up is let go on, and may be called again when it lags later."""
+    """The rule is asked once no guard holds the stop. A run that has caught up goes on, and may be called later."""
     project = set_up(database)
     run = open_group(project)["worst"]
     pause.pause_project(database, project.id, "dana", "the eval is broken", project.now)
     compare(project)
     project.post_observations(run, evals(0.9, start=6))
-    pause.resume_project(database, project.id, "dana", project.now)
     deadlines.process_overdue(database, utc_now() + timedelta(minutes=2))
+    assert list_names(project) == [("worst", DecisionState.ON_HOLD)]
+    pause.resume_project(database, project.id, "dana", project.now)
+    deadlines.process_overdue(database, utc_now() + timedelta(minutes=4))
     assert list_names(project) == [("worst", DecisionState.MOOT)]
     assert project.find_decision(run) is None
 
