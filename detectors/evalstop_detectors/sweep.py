@@ -91,7 +91,7 @@ class GroupMember(Struct, frozen=True, eq=False):
 
     `scores`: of its current lineage, higher is better. `since`: the step at which its lineage began: 0, or the step of
     the checkpoint that it copied last. `is_live`: it runs, and nothing is decided about it; others are compared with,
-    but never called, and never a source.
+    but never called, and never a source. `sign`: -1 if the eval is minimized, so that reasons have its own values.
     """
 
     id: str
@@ -99,6 +99,7 @@ class GroupMember(Struct, frozen=True, eq=False):
     since: int = 0
     is_live: bool = True
     hyperparameters: dict[str, Setting] = {}
+    sign: float = 1.0
 
 
 class Exploit(Struct, frozen=True):
@@ -177,6 +178,11 @@ class _Standing(NamedTuple):
     value: float
     error: float
 
+    @property
+    def shown(self) -> str:
+        """The value as the eval has it, for reasons."""
+        return f"{self.member.sign * self.value:.4g}"
+
     def lags(self, other: _Standing, sigmas: float) -> bool:
         """Whether it is below the other by more than this many standard errors of the difference."""
         # An unknown error is NaN, and a comparison with NaN is false; without sigmas the error does not matter.
@@ -248,8 +254,8 @@ def _judge_medians(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]
         median = _Standing(curve.member, (low.value + high.value) / 2, error)
         if best.lags(median, rule.sigmas):
             reason = (
-                f"its best score by step {step}, {best.value:.4g}, is below the median of the running means of "
-                f"{format_count(len(others), 'sibling')}, {median.value:.4g}"
+                f"its best score by step {step}, {best.shown}, is worse than the median of the running means of "
+                f"{format_count(len(others), 'sibling')}, {median.shown}"
             )
             calls.append(best.call(rule.sigmas, step, median, reason))
     return calls
@@ -268,8 +274,8 @@ def _judge_rungs(rule: GroupRule, curves: Sequence[_Curve]) -> list[GroupCall]:
         last = ranked[kept - 1]
         if own.lags(last, rule.sigmas):
             reason = (
-                f"its score {own.value:.4g} at the rung of step {rung} is not among the best {kept} of {len(ranked)}, "
-                f"which have at least {last.value:.4g}"
+                f"its score {own.shown} at the rung of step {rung} is not among the best {kept} of {len(ranked)}, "
+                f"the last of which has {last.shown}"
             )
             calls.append(own.call(rule.sigmas, rung, last, reason))
     return calls
@@ -309,8 +315,8 @@ def _judge_population(rule: GroupRule, curves: Sequence[_Curve], seed: int) -> l
                 explored[name] = value
         exploit = Exploit(found.id, saved, found.scores.addresses[saved], explored)
         reason = (
-            f"its score {own.value:.4g} at step {step} is in the bottom {format_percent(rule.share)} of "
-            f"{compared} runs; it copies one of the top, with {source.value:.4g}"
+            f"its score {own.shown} at step {step} is in the bottom {format_percent(rule.share)} of "
+            f"{compared} runs; it copies one of the top, with {source.shown}"
         )
         calls.append(own.call(rule.sigmas, step, source, reason, exploit))
     return calls

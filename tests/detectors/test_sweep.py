@@ -316,6 +316,22 @@ def test_median_waits_for_its_first_step() -> None:
     assert list_called(GroupRule("median", fewest=1, from_step=EVERY + 1), members) == []
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        GroupRule("median", sigmas=0.0),
+        GroupRule("halving", first_rung=EVERY, sigmas=0.0),
+        GroupRule("pbt", ready_steps=EVERY, sigmas=0.0),
+    ],
+)
+def test_reason_has_the_values_of_the_eval(rule: GroupRule) -> None:
+    """A minimized eval's scores are negated to be compared, and people know its values."""
+    members = [build(name, [-value], sign=-1.0) for name, value in {"a": 1.5, "b": 2.5, "c": 3.5, "d": 4.5}.items()]
+    reason = judge_group(rule, members, seed=0)[-1].reason
+    assert "4.5" in reason
+    assert "-" not in reason
+
+
 def test_member_copies_the_newest_checkpoint_of_its_step() -> None:
     """The source's checkpoint is the newest up to the step of the comparison, and its hyperparameters are explored."""
     rule = GroupRule(

@@ -142,11 +142,9 @@ def judge_members(rule: GroupRule, project: Project, name: str, members: Sequenc
         metric = find_eval_metric(member.run)
         guessed = member.run.recognition.guessed if member.run.recognition is not None else []
         if metric not in (None, COMBINED_METRIC, *guessed):
-            compared[metric, find_eval_sign(member.run)].append(
-                GroupMember(
-                    str(member.run.id), member.scores, member.since, member.is_live, dict(member.hyperparameters)
-                )
-            )
+            run_id, sign, settings = str(member.run.id), find_eval_sign(member.run), dict(member.hyperparameters)
+            alike = compared[metric, sign]
+            alike.append(GroupMember(run_id, member.scores, member.since, member.is_live, settings, sign))
     return [call for alike in compared.values() for call in judge_group(rule, alike, seed)]
 
 

@@ -44,7 +44,7 @@ def test_median_stops_the_run_that_lags_once(database: Database) -> None:
     (decision,) = list_decisions(project)
     assert (decision.run_name, decision.state, decision.action) == ("worst", DecisionState.REQUESTED, Action.STOP)
     assert (decision.group, decision.step) == (GROUP, 5)
-    assert "below" in decision.verdict.reason
+    assert "worse" in decision.verdict.reason
     assert commands.tell_trainer(database, utc_now, project.load_decision(members["worst"]))
     check_events(database)
 
