@@ -14,7 +14,8 @@ from uuid import UUID
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.domain.decision_lifecycle import DecisionState, Reported
+from evalstop_service.domain.decision_events import Reported
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.ingest import Observations
 from evalstop_service.store import decisions, tables
 from evalstop_service.store.database import Database

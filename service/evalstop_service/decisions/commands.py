@@ -17,14 +17,7 @@ from msgspec import structs
 
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
-from evalstop_service.domain.decision_lifecycle import (
-    AWAITING_CONFIRMATION,
-    SERVICE,
-    STOPPED,
-    STOPPING,
-    Action,
-    DecisionState,
-    Exploit,
+from evalstop_service.domain.decision_events import (
     Postponed,
     Released,
     Reported,
@@ -33,6 +26,15 @@ from evalstop_service.domain.decision_lifecycle import (
     StopOrdered,
     Undone,
     Vetoed,
+)
+from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    SERVICE,
+    STOPPED,
+    STOPPING,
+    Action,
+    DecisionState,
+    Exploit,
 )
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import UNENDED, DecisionOutcome, RunStatus

@@ -16,7 +16,8 @@ from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import holds, transitions
 from evalstop_service.decisions import pause as pausing
-from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
+from evalstop_service.domain.decision_events import TimePassed
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, GuardKind
 from evalstop_service.store import decisions, hand_overs, projects, runs
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.hand_overs import OverdueDecision

@@ -14,23 +14,18 @@ from uuid import UUID
 from msgspec import structs
 
 from evalstop_service.decisions import group_rules, guards
-from evalstop_service.domain import decision_lifecycle, decision_transitions
+from evalstop_service.domain import decision_events, decision_transitions
 from evalstop_service.domain.confidence_sequences import CARRIED_OUT, HELD_OUT, draw_number, observed_probability
-from evalstop_service.domain.decision_lifecycle import (
-    OPEN_EXPLOIT,
-    STOPPING,
-    Action,
-    DecisionState,
+from evalstop_service.domain.decision_events import (
     Event,
     GuardsChecked,
     Instruction,
-    Mode,
     Postponed,
     RunResumed,
     StopDecided,
     StopOrdered,
-    Timeouts,
 )
+from evalstop_service.domain.decision_lifecycle import OPEN_EXPLOIT, STOPPING, Action, DecisionState, Mode, Timeouts
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
@@ -201,7 +196,7 @@ def _save_exploit(tx: Transaction, run: Run, decision: Decision) -> None:
 
 def _raise_refusal(instructions: Sequence[Instruction]) -> None:
     for instruction in instructions:
-        if isinstance(instruction, decision_lifecycle.Refuse):
+        if isinstance(instruction, decision_events.Refuse):
             raise Conflict(instruction.why)
 
 
@@ -209,15 +204,15 @@ def _carry_out(
     tx: Transaction, project: Project, run: Run, decision: Decision, instructions: Sequence[Instruction], now: datetime
 ) -> None:
     hours_left = None
-    if any(isinstance(instruction, decision_lifecycle.Announce) for instruction in instructions):
+    if any(isinstance(instruction, decision_events.Announce) for instruction in instructions):
         hours_left = cases.estimate_hours_left(tx, run, decision)
     for instruction in instructions:
         match instruction:
-            case decision_lifecycle.Record():
+            case decision_events.Record():
                 decisions.add_change(tx, decision.run_id, decision.id, instruction, now)
-            case decision_lifecycle.Cancel(why):
+            case decision_events.Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
-            case decision_lifecycle.Announce(event_type, data):
+            case decision_events.Announce(event_type, data):
                 data = data | {"gpu_hours_left": hours_left}
                 if event_type in REQUEST_EVENTS:
                     data = data | {"job": _describe_job(tx, run, decision)}

@@ -31,7 +31,7 @@ from anyio import to_thread
 from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import holds, transitions
-from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded, WindowReopened
+from evalstop_service.domain.decision_events import GuardsRaised, WindowEnded, WindowReopened
 from evalstop_service.store import decisions, hand_overs, runs
 from evalstop_service.store.database import Database, Transaction, decision_lane, read_now
 from evalstop_service.store.hand_overs import UnsentStop

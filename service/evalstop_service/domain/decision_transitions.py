@@ -7,27 +7,14 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service.domain.decision_lifecycle import (
-    AWAITING_CONFIRMATION,
-    NEXT_STATES,
-    OPEN_EXPLOIT,
-    RETURNING,
-    SERVICE,
-    STOPPING,
-    Action,
-    ActionOfPerson,
+from evalstop_service.domain.decision_events import (
     Announce,
     Cancel,
-    DecisionState,
     Event,
-    Guard,
-    GuardKind,
     GuardsChecked,
     GuardsRaised,
     Instruction,
     L,
-    Lifecycle,
-    Mode,
     Postponed,
     Record,
     Recovered,
@@ -39,13 +26,28 @@ from evalstop_service.domain.decision_lifecycle import (
     RunResumed,
     StopDecided,
     StopOrdered,
-    Timeouts,
     TimePassed,
     Transition,
     Undone,
     Vetoed,
     WindowEnded,
     WindowReopened,
+)
+from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    NEXT_STATES,
+    OPEN_EXPLOIT,
+    RETURNING,
+    SERVICE,
+    STOPPING,
+    Action,
+    ActionOfPerson,
+    DecisionState,
+    Guard,
+    GuardKind,
+    Lifecycle,
+    Mode,
+    Timeouts,
 )
 from evalstop_service.domain.event_types import EventType
 

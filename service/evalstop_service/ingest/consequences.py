@@ -10,7 +10,8 @@ from evalstop_detectors import Kind, MonitorState, Verdict, state_to_json
 from msgspec.structs import replace
 
 from evalstop_service.decisions import commands, transitions
-from evalstop_service.domain.decision_lifecycle import DecisionState, GuardsChecked, Recovered, Reported
+from evalstop_service.domain.decision_events import GuardsChecked, Recovered, Reported
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.run import COMBINED_METRIC, Call
 from evalstop_service.domain.statuses import RunStatus

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, pause
-from evalstop_service.domain.decision_lifecycle import (
-    Action,
-    DecisionState,
-    Mode,
-    Released,
-    Vetoed,
-)
+from evalstop_service.domain.decision_events import Released, Vetoed
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict
 from evalstop_service.store.database import Database

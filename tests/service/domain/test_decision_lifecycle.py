@@ -7,25 +7,13 @@ from datetime import timedelta
 from itertools import pairwise
 
 from evalstop_service.domain import decision_transitions
-from evalstop_service.domain.decision_lifecycle import (
-    AWAITING_CONFIRMATION,
-    NEXT_STATES,
-    OBSERVED,
-    STOPPED,
-    STOPPING,
-    VETOABLE,
-    Action,
+from evalstop_service.domain.decision_events import (
     Announce,
     Cancel,
-    DecisionState,
     Event,
-    Guard,
-    GuardKind,
     GuardsChecked,
     GuardsRaised,
     Instruction,
-    Lifecycle,
-    Mode,
     Record,
     Recovered,
     Refuse,
@@ -36,11 +24,25 @@ from evalstop_service.domain.decision_lifecycle import (
     RunResumed,
     StopDecided,
     StopOrdered,
-    Timeouts,
     TimePassed,
     Undone,
     Vetoed,
     WindowEnded,
+)
+from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    NEXT_STATES,
+    OBSERVED,
+    STOPPED,
+    STOPPING,
+    VETOABLE,
+    Action,
+    DecisionState,
+    Guard,
+    GuardKind,
+    Lifecycle,
+    Mode,
+    Timeouts,
 )
 from evalstop_service.domain.event_types import REQUEST_EVENTS, EventType
 from hypothesis import settings

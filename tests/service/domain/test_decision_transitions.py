@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 from evalstop_service.domain import decision_transitions
-from evalstop_service.domain.decision_lifecycle import (
-    Action,
+from evalstop_service.domain.decision_events import (
     Announce,
     Cancel,
-    DecisionState,
     Event,
-    Guard,
-    GuardKind,
     GuardsChecked,
     GuardsRaised,
     Instruction,
-    Lifecycle,
-    Mode,
     Recovered,
     Refuse,
     Released,
@@ -29,12 +23,20 @@ from evalstop_service.domain.decision_lifecycle import (
     RunResumed,
     StopDecided,
     StopOrdered,
-    Timeouts,
     TimePassed,
     Undone,
     Vetoed,
     WindowEnded,
     WindowReopened,
+)
+from evalstop_service.domain.decision_lifecycle import (
+    Action,
+    DecisionState,
+    Guard,
+    GuardKind,
+    Lifecycle,
+    Mode,
+    Timeouts,
 )
 from evalstop_service.domain.event_types import EventType
 from hypothesis import given

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.domain.decision_lifecycle import DecisionState, Undone
+from evalstop_service.domain.decision_events import Undone
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits

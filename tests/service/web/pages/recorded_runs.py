@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
-from evalstop_service.domain.decision_lifecycle import DecisionState, Mode, Reported
+from evalstop_service.domain.decision_events import Reported
+from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import CheckpointSaved, Content, Message, Observations, Receipt
 from evalstop_service.store import keys, projects

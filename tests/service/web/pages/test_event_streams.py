@@ -15,7 +15,8 @@ import anyio
 import httpx
 import pytest
 from evalstop_service.decisions import commands
-from evalstop_service.domain.decision_lifecycle import DecisionState, Reported
+from evalstop_service.domain.decision_events import Reported
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database, Work
