@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
+from evalstop_service.domain.decision_changes import (
+    RECHECK_SECONDS,
+    await_report,
+    describe_guards,
+    end_decision,
+    fail_decision,
+    join_reasons,
+    list_kinds,
+    open_veto_window,
+    pending_type,
+    put_on_hold,
+    request_type,
+)
 from evalstop_service.domain.decision_events import (
     Announce,
     Cancel,
@@ -43,16 +54,12 @@ from evalstop_service.domain.decision_lifecycle import (
     Action,
     ActionOfPerson,
     DecisionState,
-    Guard,
     GuardKind,
     Lifecycle,
     Mode,
     Timeouts,
 )
 from evalstop_service.domain.event_types import EventType
-
-RECHECK_SECONDS = 60.0
-"""The time between two checks of the guards of a decision on hold."""
 
 PARKED_SECONDS = 7 * 86_400.0
 """When people are reminded of a parked job, and again after the same time."""
@@ -68,8 +75,8 @@ def start_lifecycle(begun: L, event: StopDecided | StopOrdered, timeouts: Timeou
         state = DecisionState.SHADOW if event.mode is Mode.SHADOW else DecisionState.HELD_OUT
         return _state_reason(replace(begun, state=state), [Record(state, event.actor, event.reason, event.draw)])
     if event.guards:
-        return _state_reason(*_put_on_hold(begun, event.at, event.guards, event.actor, event.reason))
-    return _state_reason(*_open_veto_window(begun, event.at, event.actor, event.reason, timeouts))
+        return _state_reason(*put_on_hold(begun, event.at, event.guards, event.actor, event.reason))
+    return _state_reason(*open_veto_window(begun, event.at, event.actor, event.reason, timeouts))
 
 
 def apply_event(lifecycle: L, event: Event, timeouts: Timeouts) -> Transition[L]:
@@ -96,21 +103,21 @@ def _apply(lifecycle: L, event: Event, timeouts: Timeouts) -> Transition[L]:
             # The window ended while no process ran, or the hours were changed since it opened.
             if (opening := timeouts.find_opening(at)) > at:
                 return replace(lifecycle, due_at=opening), [Record(lifecycle.state, SERVICE, explain_hours(opening))]
-            requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
+            requested = await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
             record = Record(requested.state, SERVICE, "the veto window is over")
-            return requested, [record, Announce(_request_type(lifecycle))]
+            return requested, [record, Announce(request_type(lifecycle))]
         case WindowReopened(at, due_at, reason):
             if not lifecycle.is_unsent or lifecycle.state is DecisionState.PENDING:  # its window is open
                 return lifecycle, []
             pending = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None, escalations=0)
-            announced = [Announce(_pending_type(pending))] if due_at > at else []
+            announced = [Announce(pending_type(pending))] if due_at > at else []
             return pending, [Cancel(reason), Record(pending.state, SERVICE, reason), *announced]
         case GuardsChecked():
             return _apply_guard_check(lifecycle, event, timeouts)
         case GuardsRaised(at, guards):
             if not lifecycle.is_unsent or not guards:
                 return lifecycle, []
-            on_hold, instructions = _put_on_hold(lifecycle, at, guards, SERVICE, _join_reasons(guards))
+            on_hold, instructions = put_on_hold(lifecycle, at, guards, SERVICE, join_reasons(guards))
             return on_hold, [Cancel("the decision is on hold"), *instructions]
         case Released():
             return _apply_release(lifecycle, event, timeouts)
@@ -167,7 +174,7 @@ def _apply_time(lifecycle: L, event: TimePassed, timeouts: Timeouts) -> Transiti
         return lifecycle, []
     failure = _find_failure(lifecycle, event, refused=refused)
     if failure is not None:
-        return _fail_decision(lifecycle, event.at, SERVICE, failure, {"escalations": lifecycle.escalations})
+        return fail_decision(lifecycle, event.at, SERVICE, failure, {"escalations": lifecycle.escalations})
     # Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
@@ -175,9 +182,9 @@ def _apply_time(lifecycle: L, event: TimePassed, timeouts: Timeouts) -> Transiti
     if lifecycle.action is Action.EXPLOIT:
         reason = "the trainer did not confirm the copy in time: it is asked again"
     lifecycle = replace(lifecycle, escalations=escalations)
-    return _await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
+    return await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
         Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
-        Announce(_request_type(lifecycle) if escalations == 1 else EventType.STOP_ESCALATED),
+        Announce(request_type(lifecycle) if escalations == 1 else EventType.STOP_ESCALATED),
     ]
 
 
@@ -210,12 +217,12 @@ def _apply_guard_check(lifecycle: L, event: GuardsChecked, timeouts: Timeouts) -
     if lifecycle.state is not DecisionState.ON_HOLD:
         return lifecycle, []
     if event.withdrawn is not None:
-        lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, event.withdrawn)
+        lifecycle, record = end_decision(lifecycle, DecisionState.MOOT, SERVICE, event.withdrawn)
         return lifecycle, [record]
     if event.verdict_stops and not event.guards:
-        return _open_veto_window(lifecycle, event.at, SERVICE, "no guard holds the stop any longer", timeouts)
-    if event.verdict_stops and _list_kinds(event.guards) != lifecycle.guard_kinds:
-        return _put_on_hold(lifecycle, event.at, event.guards, SERVICE, _join_reasons(event.guards))
+        return open_veto_window(lifecycle, event.at, SERVICE, "no guard holds the stop any longer", timeouts)
+    if event.verdict_stops and list_kinds(event.guards) != lifecycle.guard_kinds:
+        return put_on_hold(lifecycle, event.at, event.guards, SERVICE, join_reasons(event.guards))
     return replace(lifecycle, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
 
 
@@ -224,9 +231,9 @@ def _apply_release(lifecycle: L, event: Released, timeouts: Timeouts) -> Transit
         return lifecycle, []
     if lifecycle.state is not DecisionState.ON_HOLD:
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}; only a decision on hold can be released")]
-    if GuardKind.PAUSED in _list_kinds(event.guards):
+    if GuardKind.PAUSED in list_kinds(event.guards):
         return lifecycle, [Refuse("the decision is on hold and its project is paused; resume the project first")]
-    return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts, _describe_guards(event.guards))
+    return open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts, describe_guards(event.guards))
 
 
 def _apply_order(lifecycle: L, event: StopOrdered, timeouts: Timeouts) -> Transition[L]:
@@ -245,7 +252,7 @@ def _apply_order(lifecycle: L, event: StopOrdered, timeouts: Timeouts) -> Transi
     lifecycle = replace(
         lifecycle, due_at=event.at, escalations=0, action=Action.STOP, handed_over_at=None, handed_over_to=None
     )
-    return _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts), [
+    return await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts), [
         Cancel("a person stopped the run at once"),
         Record(DecisionState.REQUESTED, event.actor, event.reason, {"ordered": True}),
         Announce(EventType.STOP_REQUESTED),
@@ -262,7 +269,7 @@ def _apply_veto(lifecycle: L, event: Vetoed) -> Transition[L]:
         else:
             why = "only a stop that was not handed over yet can be vetoed"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}: {why}")]
-    lifecycle, record = _end_decision(lifecycle, DecisionState.VETOED, event.actor, event.reason)
+    lifecycle, record = end_decision(lifecycle, DecisionState.VETOED, event.actor, event.reason)
     return lifecycle, [Cancel("the decision was vetoed"), record]
 
 
@@ -293,10 +300,10 @@ def _apply_report(lifecycle: L, event: Reported, timeouts: Timeouts) -> Transiti
         return lifecycle, [Refuse("the job is to be stopped, not parked; report confirmed once it is gone")]
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
-        return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
+        return await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
     if event.state is DecisionState.FAILED:
-        return _fail_decision(lifecycle, event.at, event.actor, event.reason, event.details)
-    ended, record = _end_decision(lifecycle, event.state, event.actor, event.reason, event.details)
+        return fail_decision(lifecycle, event.at, event.actor, event.reason, event.details)
+    ended, record = end_decision(lifecycle, event.state, event.actor, event.reason, event.details)
     if event.state is DecisionState.PARKED:
         parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
         return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
@@ -318,7 +325,7 @@ def _apply_run_end(lifecycle: L, event: RunEnded) -> Transition[L]:
         return lifecycle, []
     # What people ask later is why the run was not stopped, not that it ended.
     reason = f"on hold when {ended}; {lifecycle.state_reason}" if lifecycle.state is DecisionState.ON_HOLD else ended
-    lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, reason)
+    lifecycle, record = end_decision(lifecycle, DecisionState.MOOT, SERVICE, reason)
     return lifecycle, [Cancel("the run ended by itself"), record]
 
 
@@ -326,7 +333,7 @@ def _apply_obedience(lifecycle: L, event: RunObeyed) -> Transition[L]:
     if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is not Action.STOP:
         return lifecycle, []
     reason = "the trainer saw the stop and ended the run by itself"
-    lifecycle, record = _end_decision(lifecycle, DecisionState.OBEYED, event.actor, reason)
+    lifecycle, record = end_decision(lifecycle, DecisionState.OBEYED, event.actor, reason)
     return lifecycle, [Cancel(reason), record, Announce(EventType.STOPPED, {"report": {"reason": reason}})]
 
 
@@ -334,7 +341,7 @@ def _drop_exploit(lifecycle: L, why: str) -> Transition[L]:
     """End an exploit that is not confirmed yet: the run goes on without it, or not at all."""
     if lifecycle.state not in OPEN_EXPLOIT:
         return lifecycle, []
-    lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, why)
+    lifecycle, record = end_decision(lifecycle, DecisionState.MOOT, SERVICE, why)
     return lifecycle, [Cancel(why), record]
 
 
@@ -349,7 +356,7 @@ def _apply_resume(lifecycle: L, event: RunResumed) -> Transition[L]:
     else:
         return lifecycle, instructions
     reason = f"the trainer resumed from step {event.step} before {before}"
-    lifecycle, record = _end_decision(lifecycle, state, SERVICE, reason)
+    lifecycle, record = end_decision(lifecycle, state, SERVICE, reason)
     return lifecycle, [*instructions, record]
 
 
@@ -367,7 +374,7 @@ def _apply_undo(lifecycle: L, event: Undone) -> Transition[L]:
     copies = lifecycle.action is Action.EXPLOIT
     if copies and lifecycle.state is DecisionState.CONFIRMED:
         return lifecycle, [Refuse("the copy was made; have the trainer resume from a checkpoint of its own")]
-    lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
+    lifecycle, record = end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
     announced = [] if copies else [Announce(EventType.RESUME_REQUESTED)]
     return lifecycle, [Cancel("the decision was undone"), record, *announced]
 
@@ -377,74 +384,6 @@ def _apply_recovery(lifecycle: L, event: Recovered) -> Transition[L]:
         return lifecycle, []
     asked = lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
     state = DecisionState.UNDONE if asked else DecisionState.MOOT
-    lifecycle, record = _end_decision(lifecycle, state, event.actor, event.reason)
+    lifecycle, record = end_decision(lifecycle, state, event.actor, event.reason)
     announced = [Announce(EventType.RESUME_REQUESTED)] if asked else []
     return lifecycle, [Cancel("the run has recovered"), record, *announced]
-
-
-def _put_on_hold(lifecycle: L, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition[L]:
-    # The last decision of a job releases the others, which wait for nothing else.
-    is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
-    deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
-    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, escalations=0)
-    on_hold = replace(on_hold, guard_kinds=_list_kinds(guards))
-    details = _describe_guards(guards)
-    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_ON_HOLD, details)]
-    return on_hold, [Record(on_hold.state, actor, reason, details), *announced]
-
-
-def _open_veto_window(
-    lifecycle: L,
-    at: datetime,
-    actor: str,
-    reason: str,
-    timeouts: Timeouts,
-    details: dict[str, Any] | None = None,
-) -> Transition[L]:
-    """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
-    due_at = timeouts.find_opening(at + timedelta(seconds=timeouts.veto_window_seconds))
-    lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
-    if due_at > at:
-        return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_pending_type(lifecycle))]
-    lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
-    return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_request_type(lifecycle))]
-
-
-def _request_type(lifecycle: Lifecycle) -> EventType:
-    return EventType(f"run.{lifecycle.action}_requested")
-
-
-def _pending_type(lifecycle: Lifecycle) -> EventType:
-    return EventType(f"run.{lifecycle.action}_pending")
-
-
-def _await_report(
-    lifecycle: L, state: DecisionState, at: datetime, timeouts: Timeouts, expected_seconds: float = 0.0
-) -> L:
-    deadline_at = at + timedelta(seconds=expected_seconds + timeouts.confirm_seconds)
-    return replace(lifecycle, state=state, deadline_at=deadline_at)
-
-
-def _fail_decision(lifecycle: L, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition[L]:
-    failed, record = _end_decision(lifecycle, DecisionState.FAILED, actor, reason, report)
-    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_FAILED, {"report": report})]
-    return replace(failed, failed_at=at), [record, *announced]
-
-
-def _end_decision(
-    lifecycle: L, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
-) -> tuple[L, Record]:
-    record = Record(state, actor, reason, details or {})
-    return replace(lifecycle, state=state, deadline_at=None), record
-
-
-def _list_kinds(guards: Iterable[Guard]) -> list[str]:
-    return sorted({guard.kind for guard in guards})
-
-
-def _join_reasons(guards: Iterable[Guard]) -> str:
-    return "; ".join(guard.reason for guard in guards)
-
-
-def _describe_guards(guards: Iterable[Guard]) -> dict[str, Any]:
-    return {"guards": [asdict(guard) for guard in guards]}
