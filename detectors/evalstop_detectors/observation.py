@@ -71,6 +71,10 @@ ROLES: Mapping[MetricRole, RoleTraits] = {
 }
 
 
+Order = tuple[int, int]
+"""The position of an observation in its run: step and rank of its role."""
+
+
 class Observation(Struct, frozen=True):
     """One value of one role, with the sign such that higher is better (KL is unchanged).
 
@@ -101,7 +105,7 @@ class Observation(Struct, frozen=True):
             force_setattr(self, "progress", float(self.progress))
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> Order:
         """The position of this observation in its run: by step, then by role."""
         return self.step, RANK[self.role]
 

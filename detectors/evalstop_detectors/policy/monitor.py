@@ -8,10 +8,9 @@ evidence is unchanged.
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby, islice, pairwise, repeat
+from itertools import groupby, islice, pairwise, repeat
 from operator import attrgetter, itemgetter, lt
 from typing import Any
 
@@ -20,22 +19,19 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import (
-    NO_VALUES,
     RANK,
     Columns,
     MetricRole,
     Observation,
+    Order,
     to_columns,
     to_observations,
 )
 from evalstop_detectors.policy.catalog import Call, Verdict
-from evalstop_detectors.policy.opening import Opening
+from evalstop_detectors.policy.opening import Opening, Openings, list_finite_evals
 from evalstop_detectors.policy.panel import Calls, PanelState, add_calls, fold_observers, step_observers
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import MonitorState, start, start_anew
-
-Order = tuple[int, int]
-"""The position of an observation in its run: step and rank of its role."""
 
 Change = tuple[Order, int, Evidence | None]
 """A member's new evidence from this observation on; None: unchanged."""
@@ -172,7 +168,7 @@ def advance(
         columns = to_columns(watched)
     if not columns:
         return state, [state.verdict]
-    openings = Openings(state, columns)
+    openings = Openings(state.opening, state.evals, columns)
     shown = [role for role in columns if policy.shows_rates or role is not MetricRole.LEARNING_RATE]
     ends = [order for order in (state.last, openings.last_rate) if order is not None]
     last = max([*ends, *((columns[role].steps[-1], RANK[role]) for role in shown)], default=None)
@@ -307,41 +303,6 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
     return Verdict(
         verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.ground, verdict.critical
     )
-
-
-class Openings:
-    """The opening of a run in this state, and at each observation of these columns."""
-
-    def __init__(self, state: MonitorState, columns: Columns) -> None:
-        self.last, self.last_rate, evals = state.opening, None, state.evals
-        self._orders, self._openings = list[Order](), [state.opening]
-        pairs = [_list_finite(columns, role) for role in (MetricRole.LEARNING_RATE, MetricRole.EVAL)]
-        for order, value in heapq.merge(*pairs):
-            before, is_eval = self.last, order[1] == RANK[MetricRole.EVAL]
-            self.last = before.add_eval(evals, value) if is_eval else before.add_rate(value)
-            evals += is_eval
-            if self.last is not before:
-                self._orders.append(order)
-                self._openings.append(self.last)
-                self.last_rate = self.last_rate if is_eval else order
-            if evals and not self.last.scores and (MetricRole.LEARNING_RATE not in columns or self.last.has_peaked):
-                break
-
-    def before(self, order: Order) -> Opening:
-        return self._openings[bisect_left(self._orders, order)]
-
-    def at(self, order: Order) -> Opening:
-        return self._openings[bisect_right(self._orders, order)]
-
-
-def _list_finite(columns: Columns, role: MetricRole) -> Iterator[tuple[Order, float]]:
-    column = columns.get(role, NO_VALUES)
-    pairs = zip(zip(column.steps, repeat(RANK[role]), strict=False), column.values, strict=True)
-    return compress(pairs, map(math.isfinite, column.values))
-
-
-def list_finite_evals(columns: Columns) -> list[Order]:
-    return list(map(ORDER, _list_finite(columns, MetricRole.EVAL)))
 
 
 def judge_changes(

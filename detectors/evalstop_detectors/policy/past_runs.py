@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from evalstop_detectors.detectors.detector import Evidence, Trace
-from evalstop_detectors.observation import RANK, Columns
+from evalstop_detectors.observation import RANK, Columns, Order
 from evalstop_detectors.policy.catalog import NOTHING_SEEN, Call, Verdict
-from evalstop_detectors.policy.monitor import Change, Openings, Order, judge_changes, list_finite_evals
+from evalstop_detectors.policy.monitor import Change, judge_changes
+from evalstop_detectors.policy.opening import Openings, list_finite_evals
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import start
 
@@ -49,7 +50,7 @@ def _judge_run(policy: Policy, run: Columns, columns: Columns, traces: Mapping[i
     state = start(policy)
     evidence, verdict, suspect_step = list(state.evidence), NOTHING_SEEN, None
     changes = _list_changes(policy, traces)
-    openings = Openings(state, run)
+    openings = Openings(state.opening, state.evals, run)
     for verdict in judge_changes(policy, state, columns, openings, list_finite_evals(columns), evidence, changes):
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = verdict.step
