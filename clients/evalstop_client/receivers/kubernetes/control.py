@@ -9,37 +9,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, check_permissions
-from evalstop_client.receivers.kubernetes.kinds import (
-    EVENT,
-    KINDS,
-    POD,
-    RAY_JOB,
-    WORKLOAD,
-    Kind,
-    Object,
-    at,
-    find_controller,
-    find_kind,
-    find_kind_of,
-)
-from evalstop_client.receivers.kubernetes.pods import (
-    PodWatch,
-    digest_containers,
-    is_unschedulable,
-    parse_pod,
-    parse_time,
-    summarize_pods,
-)
+from evalstop_client.receivers.kubernetes.kinds import EVENT, POD, RAY_JOB, WORKLOAD, Kind, Object, at
+from evalstop_client.receivers.kubernetes.pods import PodWatch, is_unschedulable, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension, is_queued
+from evalstop_client.receivers.kubernetes.workloads import (
+    find_successor,
+    find_topmost,
+    get_kind,
+    list_facts,
+    read_labels,
+)
 from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
@@ -48,7 +35,6 @@ from evalstop_client.receivers.stop.receiver import add_receiver_options, add_se
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 SAVE_ANNOTATION = "evalstop.io/save-checkpoint"
 ANNOTATION = "annotation"
 SUSPENDED = "Suspended"
@@ -90,19 +76,19 @@ class KubernetesJobControl:
             return ForeignJob()
         if self._cluster is not None and labels.get("kubernetes_cluster") != self._cluster:
             return ForeignJob()
-        kind, namespace, name, uid = self._read_labels(labels)
+        kind, namespace, name, uid = read_labels(labels, self._namespaces)
         item = self._api.get(kind, namespace, name)
         if item is None:  # it may have been replaced within a higher workload, which may still exist
             raise RequestRefused(f"there is no {kind} {name} in namespace {namespace}; its state is unknown")
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
-        kind, item = self._find_topmost(kind, item)
+        kind, item = find_topmost(self._api, kind, item)
         if kind is RAY_JOB and at(item, "spec", "clusterSelector"):
             raise RequestRefused(
                 f"RayJob {item['metadata']['name']} runs in a Ray cluster that others may use (spec.clusterSelector); "
                 "KubeRay does not suspend it: have its trainer read should_stop, or end it with `ray job stop`"
             )
-        facts = _list_facts(kind, item)
+        facts = list_facts(kind, item)
         if self._cluster is not None:
             facts["cluster"] = self._cluster
         if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
@@ -160,7 +146,7 @@ class KubernetesJobControl:
         """Suspend it; RequestRefused if it cannot be suspended."""
         logger.info("parking %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
-        kind, workload = _get_kind(job), self._find_workload(job)
+        kind, workload = get_kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._suspension.suspend(kind, workload, request.decision_id)
 
@@ -179,7 +165,7 @@ class KubernetesJobControl:
             raise SchedulerUnavailable(error.detail) from None
 
     def resume_job(self, job: Job) -> None:
-        kind = _get_kind(job)
+        kind = get_kind(job)
         workload = self._find_workload(job)
         if workload is None:
             raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
@@ -196,7 +182,7 @@ class KubernetesJobControl:
         for kind, waits in ((WORKLOAD, is_queued), (POD, is_unschedulable)):
             for item in filter(waits, self._list_waiting(kind, job)):
                 try:
-                    if self._find_topmost(kind, item)[1]["metadata"]["uid"] not in known:
+                    if find_topmost(self._api, kind, item)[1]["metadata"]["uid"] not in known:
                         return True
                 except RequestRefused:  # it belongs to nothing that can be parked
                     return True
@@ -214,7 +200,7 @@ class KubernetesJobControl:
 
     def _record_event(self, job: Job, request: StopRequest) -> None:
         """Record the reason in an event of the workload; one is enough if the stop is repeated."""
-        kind, namespace, now = _get_kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        kind, namespace, now = get_kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
             involved = {
                 "apiVersion": self._api.api_version(kind),
@@ -238,41 +224,8 @@ class KubernetesJobControl:
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("%s gets no event: %s", job.id, error)
 
-    def _read_labels(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
-        """The object that the labels name, validated: a label must not refer to anything else."""
-        kind = find_kind(labels.get("kubernetes_kind") or "Job")
-        if kind is None:
-            supported = ", ".join(str(supported_kind) for supported_kind in (*KINDS, POD))
-            raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {supported}")
-        for label in ("kubernetes_namespace", "kubernetes_name", "kubernetes_uid"):
-            if not NAME.fullmatch(labels.get(label, "")):
-                raise RequestRefused(f"label {label} is {labels.get(label, '')[:80]!r}, which cannot be")
-        namespace = labels["kubernetes_namespace"]
-        if self._namespaces is not None and namespace not in self._namespaces:
-            raise RequestRefused(f"namespace {namespace} is not on the allow-list")
-        return kind, namespace, labels["kubernetes_name"], labels["kubernetes_uid"]
-
-    def _find_topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
-        """Follow controllers to the top: anything stopped below is restarted by its controller."""
-        while True:
-            owner = find_controller(item)
-            above = find_kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
-            if owner is None or above is None:
-                break
-            controller = self._api.get(above, item["metadata"]["namespace"], owner["name"])
-            if controller is None or controller["metadata"]["uid"] != owner["uid"]:
-                raise RequestRefused(f"{above} {owner['name']}, to which it belonged, no longer exists")
-            kind, item = above, controller
-        if kind is POD:
-            controlled_by = f"{owner['kind']} {owner['name']}" if owner is not None else "nothing"
-            raise RequestRefused(
-                f"pod {item['metadata']['name']} is controlled by {controlled_by}, which cannot be suspended; run the "
-                "training as a Job, or have the trainer read should_stop and then wait"
-            )
-        return kind, item
-
     def _check_workload(self, job: Job) -> Present | Gone | Unproven:
-        kind, workload, state = _get_kind(job), self._find_workload(job), None
+        kind, workload, state = get_kind(job), self._find_workload(job), None
         pods = self._get_pods(job, workload)
         pods.follow()
         if pods.holding:
@@ -288,7 +241,7 @@ class KubernetesJobControl:
         pods.list()  # listed after its controller confirmed, so that no pod can be missed
         if pods.holding or state is None:
             return _describe_present(pods)
-        if successor := self._find_successor(job):
+        if successor := find_successor(self._api, job):
             return Present(f"started again by {job.facts['owner']}, as {successor}")
         with self._changing:
             self._followed.pop(job.facts["uid"], None)
@@ -298,37 +251,14 @@ class KubernetesJobControl:
             return Unproven(reason, {"scheduler_state": state, **summarize_pods(pods.own), "gpus_freed": 0})
         return Gone(state, {"scheduler_state": state, **summarize_pods(pods.own)})
 
-    def _find_successor(self, job: Job) -> str | None:
-        """The workload that the controller above, unknown to this receiver, created in place of the one that was ended.
-
-        It has the same name, or pods with the same containers, created since the stop was found.
-        """
-        if "owner_uid" not in job.facts:
-            return None
-        namespace, name = job.facts["namespace"], job.facts["name"]
-        candidates = [(_get_kind(job), self._api.get(_get_kind(job), namespace, name))]
-        for pod in self._api.list(POD, namespace, "").items:
-            created_at = parse_time(pod["metadata"].get("creationTimestamp"))
-            is_new = created_at is not None and created_at >= datetime.fromisoformat(job.facts["found_at"])
-            if is_new and parse_pod(pod).holds and digest_containers(pod["spec"]) == job.facts["containers"]:
-                with contextlib.suppress(RequestRefused):  # it belongs to nothing that can be stopped
-                    candidates.append(self._find_topmost(POD, pod))
-        for kind, item in candidates:
-            if item is None or item["metadata"]["uid"] == job.facts["uid"]:
-                continue
-            owner = find_controller(item)
-            if owner is not None and owner["uid"] == job.facts["owner_uid"]:
-                return f"{kind} {item['metadata']['name']}"
-        return None
-
     def _stop_workload(self, job: Job, decision_id: str | None = None) -> None:
-        kind, workload = _get_kind(job), self._find_workload(job)
+        kind, workload = get_kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._suspension.stop(kind, workload, decision_id)
 
     def _find_workload(self, job: Job) -> Object | None:
         """The workload that was found, by uid; None if it no longer exists."""
-        workload = self._api.get(_get_kind(job), job.facts["namespace"], job.facts["name"])
+        workload = self._api.get(get_kind(job), job.facts["namespace"], job.facts["name"])
         if workload is None:
             return None
         if workload["metadata"]["uid"] != job.facts["uid"]:
@@ -339,7 +269,7 @@ class KubernetesJobControl:
     def _get_pods(self, job: Job, workload: Object | None = None) -> PodWatch:
         """Its pods; those of its current Ray cluster, of which it has another since it was resumed, if `workload` has
         one."""
-        kind, uid = _get_kind(job), job.facts["uid"]
+        kind, uid = get_kind(job), job.facts["uid"]
         current = kind.selector(workload) if workload and at(workload, "status", "rayClusterName") else None
         with self._changing:
             pods = self._followed.get(uid)
@@ -354,23 +284,6 @@ def _describe_present(pods: PodWatch) -> Present:
         return Present("without pods, but may get some", runs=False)
     runs = any(pod.node and pod.delete_at is None for pod in holding)
     return Present(f"{holding[0].state}, {len(holding)} of its pods", runs=runs)
-
-
-def _get_kind(job: Job) -> Kind:
-    kind = find_kind(job.facts["kind"])
-    if kind is None:
-        raise RequestRefused(f"this release does not support the kind {job.facts['kind']}, which an earlier one found")
-    return kind
-
-
-def _list_facts(kind: Kind, item: Object) -> dict[str, str]:
-    metadata = item["metadata"]
-    facts = {"kind": str(kind), "namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
-    owner = find_controller(item)
-    if owner is not None and owner["kind"] != "CronJob":  # which creates the next one anyway
-        facts |= {"owner": f"{owner['kind']} {owner['name']}", "owner_uid": owner["uid"]}
-        facts["containers"] = digest_containers(at(item, "spec", "template", "spec") or {})
-    return {**facts, "selector": kind.selector(item)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
