@@ -8,6 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.clients.receivers.kubernetes.fake_access import authorize
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
@@ -76,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
             for fault in list(cluster.faults):
                 fault(request)
             cluster.requests.append(("watch", request.path, request.user))
-            cluster.authorize(request, "watch")
+            authorize(cluster.storage, request, "watch")
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("transfer-encoding", "chunked")

@@ -1,8 +1,9 @@
-"""The answers of a fake Kubernetes API server, as strict as the real one; fake_storage.py holds its objects.
+"""The answers of a fake Kubernetes API server, as strict as the real one.
 
-It implements resource versions, watches with a bounded history, merge patches, preconditions, grace periods,
-finalizers, garbage collection and RBAC. Controllers and nodes use it over HTTP, as in a cluster.
-real/test_fake_api_server.py compares its answers with a real server's.
+fake_storage.py holds its objects, fake_access.py says who may use them. The server implements resource versions,
+watches with a bounded history, merge patches, preconditions, grace periods, finalizers, garbage collection and RBAC.
+Controllers and nodes use it over HTTP, as in a cluster. real/test_fake_api_server.py compares its answers with a real
+server's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from tests.clients.receivers.kubernetes.fake_access import ACCESS, authorize, review_access
 from tests.clients.receivers.kubernetes.fake_requests import (
     JOB_FIELDS,
     SINCE_1_21,
@@ -28,7 +30,6 @@ from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, S
 
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"
-ACCESS = "authorization.k8s.io"
 
 
 @dataclass
@@ -81,8 +82,8 @@ class FakeCluster:
             verb = self.verb(request)
             self.requests.append((verb, request.path, request.user))
             if request.resource.group == ACCESS:
-                return 201, self._review_access(request)
-            self.authorize(request, verb)
+                return 201, review_access(self.storage, request)
+            authorize(self.storage, request, verb)
             if request.resource.namespaced and request.method == "POST" and not request.subresource:
                 self.storage.read("/namespaces", "", request.namespace, "namespaces", "")
             code, body = getattr(self, f"_{verb}")(request)
@@ -317,52 +318,6 @@ class FakeCluster:
                 if plural in ("", *rule["resources"]):
                     kept = [granted for granted in rule["verbs"] if granted != verb]
                     rule["verbs"] = [*kept, *([verb] if grant else [])]
-
-    def _review_access(self, request: Request) -> Json:
-        """Whether who asks may do what the review names."""
-        review = request.body()
-        asked = review["spec"]["resourceAttributes"]
-        granted = self._is_granted(request.user, asked["namespace"], asked["group"], asked["resource"], asked["verb"])
-        return {**review, "status": {"allowed": granted}}
-
-    def authorize(self, request: Request, verb: str) -> None:
-        resource = request.resource
-        assert resource is not None
-        plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
-        if self._is_granted(request.user, request.namespace, resource.group, plural, verb):
-            return
-        full_name = f"{resource.plural}{resource.group and '.'}{resource.group}"
-        named = f' "{request.name}"' if request.name else ""
-        raise StatusError(
-            403,
-            "Forbidden",
-            f'{full_name}{named} is forbidden: User "{request.user}" cannot {verb} resource "{plural}" in API group '
-            f'"{resource.group}" in the namespace "{request.namespace}"',
-            **({"name": request.name} if request.name else {}),
-            group=resource.group,
-            kind=resource.plural,
-        )
-
-    def _is_granted(self, user: str, in_namespace: str, group: str, plural: str, verb: str) -> bool:
-        """Whether a RoleBinding of the namespace grants it, or a ClusterRoleBinding."""
-        if user == "admin":
-            return True
-        _, _, namespace, account = [*user.split(":"), "", "", "", ""][:4]
-        for (key, where, _), binding in self.storage.objects.items():
-            scope = "cluster" if key == "rbac.authorization.k8s.io/clusterrolebindings" else ""
-            if not scope and (key != "rbac.authorization.k8s.io/rolebindings" or where != in_namespace):
-                continue
-            if not any(
-                (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
-                for subject in binding["subjects"]
-            ):
-                continue
-            role_key = f"rbac.authorization.k8s.io/{scope}roles"
-            role = self.storage.objects.get((role_key, where, binding["roleRef"]["name"]))
-            for rule in role["rules"] if role else []:
-                if group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
-                    return True
-        return False
 
     def _describe_api(self, path: str) -> Json:
         parts = path.strip("/").split("/")
