@@ -27,6 +27,7 @@ from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.groups import Group
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def decide(database: Database, clock: Clock, group: Group, known: _Compared) -> 
     attempts = {run.id: run.attempt for run in compared.values()}
     calls = group_rules.judge_members(rule, project, group.name, members)
     with database.reading() as tx:  # a run that lags is called for again and again, and need not be locked each time
-        calls = [call for call in calls if not _is_decided(tx, compared[call.member], group, call)]
+        calls = [call for call in calls if not _is_decided(tx, compared[call.member], project, group, rule, call)]
 
     def make(call: GroupCall) -> None:
         with database.transaction() as tx:
@@ -91,8 +92,9 @@ def decide_call(
     # In ascending order, as everybody locks several runs: of two that would copy each other, the first does.
     locked = {run_id: runs.lock_run(tx, group.project_id, run_id) for run_id in sorted(run_ids)}
     changed = [run for run in locked.values() if run.attempt != attempts[run.id] or run.status != RunStatus.RUNNING]
-    run, source = locked[run_ids[0]], call.source
-    if changed or any(member.exploit for member in locked.values()) or _is_decided(tx, run, group, call):
+    run, source, project = locked[run_ids[0]], call.source, projects.get_project(tx, group.project_id)
+    is_taken = any(member.exploit for member in locked.values())
+    if changed or is_taken or _is_decided(tx, run, project, group, rule, call):
         return None
     verdict = Verdict(Call.STOP, call.step, None, call.reason)
     begun = replace(transitions.begin_decision(run, new_id(), now, call.step, verdict), group=group.name)
@@ -106,11 +108,14 @@ def decide_call(
     return transitions.create_decision(tx, run, call.step, now, begun, enforces=rule.mode == Mode.ENFORCE.value)
 
 
-def _is_decided(tx: Transaction, run: Run, group: Group, call: GroupCall) -> bool:
+def _is_decided(tx: Transaction, run: Run, project: Project, group: Group, rule: GroupRule, call: GroupCall) -> bool:
     """Whether the attempt is to end, or the rule has decided about it: at this step or, to end it, at any. What a
-    person vetoed is not called for again at the same step."""
+    person vetoed is not called for again at the same step; what was only recorded is, once the rule enforces."""
+    enforces = rule.mode == run.mode == project.max_mode == Mode.ENFORCE
     for decision in decisions.list_of_attempt(tx, run.id, run.attempt):
         of_rule = decision.group == group.name
+        if of_rule and enforces and decision.state is DecisionState.SHADOW:
+            continue
         if of_rule and decision.step >= call.step:
             return True
         if decision.action is Action.EXPLOIT:

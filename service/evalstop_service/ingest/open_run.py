@@ -272,10 +272,12 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         )
     if run.has_begun:
         refuse_other_terms(run, request)
-    fill_description(tx, run, request.description, now)
     labels = _merge_labels(run.labels, request.labels or {})
     terms = list_other_terms(run, request)
-    opened_by = refuse_other_key(tx, run, [*terms, *_name_labels(run, labels)], request.key, now)
+    # The rule of a group may end its runs.
+    joins = fill_description(tx, run, request.description, now)
+    changes = [*terms, *_name_labels(run, labels), *(["group"] if joins else [])]
+    opened_by = refuse_other_key(tx, run, changes, request.key, now)
     if terms:
         _record_other_terms(tx, run, request, terms, now)
     _record_job_change(tx, run, labels, request.actor, now)

@@ -63,12 +63,16 @@ def remove_step_note(database: Database, author: Author, run_id: UUID, note_id: 
     describe_run(database, author, run_id, remove)
 
 
-def fill_description(tx: Transaction, run: Run, description: RunDescription, now: datetime) -> None:
-    """Store the trainer's description of its run in empty fields: what people have written since is kept."""
+def fill_description(tx: Transaction, run: Run, description: RunDescription, now: datetime) -> bool:
+    """Store the trainer's description of its run in empty fields: what people have written since is kept.
+
+    Returns whether the run has joined a group.
+    """
     if description == NOTHING_SAID:
-        return
+        return False
     before = run_details.load_descriptions(tx, [run.id])[run.id]
     filled = {name: value for name, value in msgspec.structs.asdict(before).items() if value}
     after = msgspec.structs.replace(description, **filled)
     if after != before:
         run_details.save_description(tx, run.project_id, run.id, after, now)
+    return after.group != before.group

@@ -24,6 +24,7 @@ from tests.service.decisions.grouped_runs import (
     list_names,
     open_alone,
     open_group,
+    set_rule,
     set_up,
 )
 from tests.service.event_check import check_events
@@ -111,6 +112,21 @@ def test_stop_on_hold_ends_when_the_rule_no_longer_calls(database: Database) -> 
     deadlines.process_overdue(database, utc_now() + timedelta(minutes=4))
     assert list_names(project) == [("worst", DecisionState.MOOT)]
     assert project.find_decision(run) is None
+
+
+def test_rule_that_begins_to_enforce_stops_what_it_had_only_recorded(database: Database) -> None:
+    """It need not wait for another attempt; where the project still allows no stops, nothing is recorded twice."""
+    project = set_up(database, {**MEDIAN, "mode": "shadow"})
+    open_group(project)
+    compare(project)
+    set_rule(project, MEDIAN)
+    project.change_settings(max_mode=Mode.SHADOW)
+    compare(project)
+    assert list_names(project) == [("worst", DecisionState.SHADOW)]
+    project.change_settings(max_mode=Mode.ENFORCE)
+    compare(project)
+    compare(project)
+    assert list_names(project) == [("worst", DecisionState.SHADOW), ("worst", DecisionState.REQUESTED)]
 
 
 def test_what_holds_a_rule_does_not_hold_the_policy(database: Database) -> None:

@@ -105,6 +105,19 @@ def test_rule_that_could_not_be_stored_is_refused(admin: httpx.Client, choice: b
     assert expect_json(admin.get("/groups"), 200)["items"] == []
 
 
+def test_run_joins_no_group_by_another_trainers_key(service: Service) -> None:
+    """The rule of a group may stop its runs, so whoever opened one says whether it joins."""
+    project = service.create_project()
+    owner, other = service.open_client(project, "ingest"), service.open_client(project, "ingest")
+    body = {"name": "r", "mode": "enforce"}
+    run = expect_json(owner.post("/runs", json=body), 201)
+    assert "group" in expect_problem(other.post("/runs", json={**body, "group": "sweep"}), 409)["detail"]
+    assert expect_json(other.post("/runs", json=body), 200)["group"] is None
+    joined = expect_json(owner.post("/runs", json={**body, "group": "sweep"}), 200)
+    assert (joined["id"], joined["group"]) == (run["id"], "sweep")
+    expect_json(other.post("/runs", json={**body, "group": "sweep"}), 200)
+
+
 def test_group_with_a_slash_in_its_name_is_found(admin: httpx.Client) -> None:
     """Groups are often named by team and experiment."""
     assert expect_json(admin.post("/groups/team/lr sweep", json=MEDIAN), 200)["name"] == "team/lr sweep"
