@@ -38,7 +38,7 @@ class BlockUnderTest:
 
 
 CONNECT_PAGES = "tests/acceptance/docs/test_connect_pages.py"
-EXAMPLES = "tests/acceptance/examples/test_examples.py"
+EXAMPLES = "tests/acceptance/examples/programs.py"
 SLURM = "tests/clients/receivers/slurm/test_documented_commands.py"
 KUBERNETES = "tests/clients/receivers/kubernetes/cluster.py"
 KUBERNETES_END_TO_END = "tests/clients/receivers/kubernetes/test_end_to_end.py"

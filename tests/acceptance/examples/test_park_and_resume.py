@@ -15,7 +15,7 @@ import pytest
 from evalstop_lab.service_process import Service
 
 from tests.acceptance.examples.conftest import open_api
-from tests.acceptance.examples.test_examples import EXAMPLES, run_example
+from tests.acceptance.examples.programs import EXAMPLES, run_example
 from tests.clients.programs import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

@@ -20,7 +20,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import sweeps
 
 from tests.acceptance.examples.conftest import build_environment, open_api
-from tests.acceptance.examples.test_examples import END_LINE, EXAMPLES, run_example
+from tests.acceptance.examples.programs import END_LINE, EXAMPLES, run_example
 from tests.clients.programs import wait_until
 from tests.clients.real_service import make_project, running_service
 

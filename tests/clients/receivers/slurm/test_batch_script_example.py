@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.examples.test_examples import EXAMPLES, find_run
+from tests.acceptance.examples.programs import EXAMPLES, find_run
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.forked_service import running_service

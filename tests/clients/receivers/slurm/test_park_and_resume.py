@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.examples.test_examples import EXAMPLES
+from tests.acceptance.examples.programs import EXAMPLES
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS, Deployment, Job, deploy
 from tests.fixtures.forked_service import running_service
