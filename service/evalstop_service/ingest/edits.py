@@ -26,7 +26,7 @@ from evalstop_service.ingest.combined_evals import (
     name_fallen_evals,
     refuse_own_scores,
 )
-from evalstop_service.ingest.load import find_stored_monitor
+from evalstop_service.ingest.load import compare_with_stored, find_stored_monitor
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,
@@ -37,7 +37,6 @@ from evalstop_service.ingest.messages import (
     Receipt,
     Resumed,
     RolesCorrected,
-    ValueConflict,
 )
 from evalstop_service.ingest.run_state import RunState, move_monitor, observations_past, with_eval_changes, with_roles
 from evalstop_service.runs import metric_roles
@@ -99,7 +98,7 @@ class Edit:
         3. Judge the run from the first observation that the detectors have not seen.
         """
         before = self._before
-        new, conflicts = self._compare_with_stored(points)
+        new, conflicts = compare_with_stored(self._tx, before, points)
         state = self._assign_roles(points, new)
         last_steps = dict(state.last_steps)
         for point in new:
@@ -255,30 +254,6 @@ class Edit:
     def _leave_unchanged(self, *, created: bool = True) -> None:
         """Answer a message that was applied before."""
         self._changes.answers = [Receipt(self._before.run, self._before.decision, created=created)]
-
-    def _compare_with_stored(
-        self, points: Sequence[PostedObservation]
-    ) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
-        """The observations that are new, and those that contradict stored ones."""
-        last_steps = dict(self._before.last_steps)
-        new: list[PostedObservation] = []
-        doubtful: list[PostedObservation] = []
-        for point in points:
-            (new if point.step > last_steps.get(point.metric, -1) else doubtful).append(point)
-            last_steps[point.metric] = max(point.step, last_steps.get(point.metric, -1))
-        identities = {point.identity for point in doubtful}
-        values = observations.load_live_values(self._tx, self._before.run.id, identities) if identities else {}
-        values |= {point.identity: point.value for point in new}
-        late: list[PostedObservation] = []
-        conflicts: list[ValueConflict] = []
-        for point in doubtful:
-            value = values.get(point.identity)
-            if value is None:
-                values[point.identity] = point.value
-                late.append(point)
-            elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
-                conflicts.append(ValueConflict(point, value))
-        return [*new, *late], tuple(conflicts)
 
     def _assign_roles(self, points: Sequence[PostedObservation], new: Sequence[PostedObservation]) -> RunState:
         """The state with the roles of its metrics, whose names may be new, as the first values of a guessed eval.

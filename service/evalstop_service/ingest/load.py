@@ -1,9 +1,9 @@
-"""Loads runs: the row, with what the cache holds, a stored monitor, or all observations."""
+"""Loads runs: the row, with what the cache holds, a stored monitor, or all observations; and finds what is new."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from uuid import UUID
 
 from evalstop_detectors import MonitorState, Policy, StaleState, advance, start, state_from_json
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from evalstop_service.domain.run import Call, DetectorCall
 from evalstop_service.errors import ServiceError, UnreadableRow
+from evalstop_service.ingest.messages import ValueConflict
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies
 from evalstop_service.runs.watched_metrics import WatchedMetrics, record_verdict, restrict_policy, select_scores
@@ -19,6 +20,7 @@ from evalstop_service.store import decisions, ingest, observations, run_details,
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ingest import StoredMonitorState
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import Run, RunWithCounts
 
@@ -133,6 +135,31 @@ def find_stored_monitor(policy: Policy, run: Run, stored: StoredMonitorState | N
         return state_from_json(policy, stored.state)
     except StaleState:
         return None
+
+
+def compare_with_stored(
+    tx: Transaction, before: RunState, points: Sequence[PostedObservation]
+) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
+    """The observations that are new, and those that contradict stored ones."""
+    last_steps = dict(before.last_steps)
+    new: list[PostedObservation] = []
+    doubtful: list[PostedObservation] = []
+    for point in points:
+        (new if point.step > last_steps.get(point.metric, -1) else doubtful).append(point)
+        last_steps[point.metric] = max(point.step, last_steps.get(point.metric, -1))
+    identities = {point.identity for point in doubtful}
+    values = observations.load_live_values(tx, before.run.id, identities) if identities else {}
+    values |= {point.identity: point.value for point in new}
+    late: list[PostedObservation] = []
+    conflicts: list[ValueConflict] = []
+    for point in doubtful:
+        value = values.get(point.identity)
+        if value is None:
+            values[point.identity] = point.value
+            late.append(point)
+        elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
+            conflicts.append(ValueConflict(point, value))
+    return [*new, *late], tuple(conflicts)
 
 
 def _load_some(
