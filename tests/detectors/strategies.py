@@ -80,6 +80,7 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     "posterior": st.builds(
         Posterior,
         requests=st.none() | st.builds(EvalRequests, at=st.sampled_from([1e-9, 0.3]), most=st.integers(1, 3)),
+        most_evals=st.none() | st.integers(3, 40),
     ),
     "sudden_change": st.builds(
         SuddenChange,

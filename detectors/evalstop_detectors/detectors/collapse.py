@@ -195,10 +195,9 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
     sigmas: Annotated[float, Meta(ge=0.01, le=100)] = 6.0
     share: Annotated[float, Meta(ge=0.01, le=100)] = 0.5
 
-    @property
-    def stated_risk(self) -> float | None:
+    def state_risk(self, stop_at: float) -> float | None:
         # 2 of the 10,000 healthy runs on which shipped policies are calibrated; with 95 % confidence at most 0.07 %.
-        return 0.001 if self == Collapse() else None
+        return 0.001 if self == Collapse() and stop_at == self.thresholds.stop_at else None
 
     def take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         noise = advance(state.noise, observation.value, observation.stderr)

@@ -143,9 +143,8 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
         """The thresholds implied by its parameters, for policies that set none."""
         raise NotImplementedError
 
-    @property
-    def stated_risk(self) -> float | None:
-        """The largest share of healthy runs that it stops at `thresholds`; None: not known."""
+    def state_risk(self, stop_at: float) -> float | None:
+        """The largest share of healthy runs that it stops at this threshold; None: not known."""
         return None
 
     def start(self) -> S:

@@ -125,7 +125,7 @@ def _risk_of(member: Member) -> float:
             for level in item.levels:
                 if level.threshold == stop_at:
                     return level.rate
-    stated = detector.stated_risk if detector.thresholds.stop_at == stop_at else None
+    stated = detector.state_risk(stop_at)
     return 1.0 if stated is None else stated
 
 

@@ -76,7 +76,7 @@ def test_runs_are_ordered_by_probability_of_a_turn(
     assert set(rows) == {"alarmed", "turned", "rising", "without-evals"}
     assert "no probability" in rows["alarmed"]
     assert f'href="/runs/{turned.id}"' in rows["turned"]
-    (probability,) = (item.value for item in turned.verdict.evidence if item.kind == "posterior")
+    probability = max(item.value for item in turned.verdict.evidence if item.kind == "posterior")
     assert probability > 0.5
     assert f"{probability * 100:.1f} %" in rows["turned"]
     assert "level-" in rows["turned"]
