@@ -44,6 +44,9 @@ BEYOND_SCHEMA = {
     r"endpoint_ids: (only a key with|there is no)": "depends on the key's scopes and on stored endpoints",
     r"require the format email": "JSON Schema could express it, but generators of clients do not support it",
     r"/url: ": "depends on DNS and on the networks that the installation allows",
+    r"A rule of kind|is for rules of kind|give `low` and|leave out `low`|must be finite|give the run a group": (
+        "JSON Schema cannot relate fields"
+    ),
     r"a run occurs twice|observations; a request may have": "JSON Schema cannot compare the items of a list",
 }
 """Error messages for data that the document allows, and why JSON Schema cannot express the rule."""

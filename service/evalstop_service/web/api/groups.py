@@ -36,7 +36,7 @@ GroupName = Annotated[Name, Path(description="name of the group")]
 
 
 class RuleDocument(RootModel[dict[str, Any]]):
-    """The rule of a group; docs/sweeps.md describes its fields."""
+    """The rule of a group; `GroupRule` of the detectors defines its fields."""
 
 
 @answers(GroupRule)
@@ -64,7 +64,7 @@ class MemberOut(Answer):
     descent: list[DescentOut] = Field(description="the copies that it has made, oldest first")
 
 
-class GroupOut(Answer):
+class RunGroupOut(Answer):
     """A group: its rule, its newest 500 runs, and the decisions of its rule; in lists without both."""
 
     name: str = Field(description="the name of the group, as its runs give it")
@@ -76,14 +76,14 @@ class GroupOut(Answer):
 
 
 @router.get("")
-def list_groups(caller: Read, database: Db) -> Items[GroupOut]:
+def list_groups(caller: Read, database: Db) -> Items[RunGroupOut]:
     """The groups that have a rule, by name."""
     with database.reading() as tx:
-        return Items[GroupOut](items=[_view_group(group) for group in groups.list_groups(tx, caller.project_id)])
+        return Items[RunGroupOut](items=[_view_group(group) for group in groups.list_groups(tx, caller.project_id)])
 
 
 @router.get("/{name:path}")
-def get_group(name: GroupName, caller: Read, database: Db) -> GroupOut:
+def get_group(name: GroupName, caller: Read, database: Db) -> RunGroupOut:
     """A group's rule, its runs with what they descend from, and what its rule has decided."""
     with database.reading() as tx:
         group = groups.find_group(tx, caller.project_id, name)
@@ -93,11 +93,11 @@ def get_group(name: GroupName, caller: Read, database: Db) -> GroupOut:
             require(group, f"group {name!r} in this project")
         decided = decisions.list_of_group(tx, caller.project_id, name, MOST_DECISIONS)
         shown = {"name": name, "members": list(map(_view_member, members)), "decisions": view_decisions(tx, decided)}
-    return (GroupOut(**shown) if group is None else _view_group(group)).model_copy(update=shown)
+    return (RunGroupOut(**shown) if group is None else _view_group(group)).model_copy(update=shown)
 
 
 @router.post("/{name:path}")
-def set_group_rule(name: GroupName, body: RuleDocument, caller: IngestOrOperate, database: Db, now: Now) -> GroupOut:
+def set_group_rule(name: GroupName, body: RuleDocument, caller: IngestOrOperate, database: Db, now: Now) -> RunGroupOut:
     """Set the rule of a group. It decides on each run no more than the run's mode and the project's `max_mode` allow.
 
     A key with the scope `ingest` sets a rule where there is none; to change one takes `operate`. In a project with
@@ -120,8 +120,8 @@ def remove_group_rule(name: GroupName, caller: Operate, database: Db, now: Now) 
         group_rules.remove_rule(tx, caller.author(now), name)
 
 
-def _view_group(group: Group) -> GroupOut:
-    return GroupOut.model_validate(vars(group) | {"rule": group_rules.read_rule(group)})
+def _view_group(group: Group) -> RunGroupOut:
+    return RunGroupOut.model_validate(vars(group) | {"rule": group_rules.read_rule(group)})
 
 
 def _view_member(member: GroupedRun) -> MemberOut:

@@ -1,4 +1,4 @@
-"""Completes the OpenAPI document with the schemas of policies and problems, and shows it at /docs."""
+"""Completes the OpenAPI document with the schemas of policies, group rules and problems, and shows it at /docs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from evalstop_detectors import describe_document
+from evalstop_detectors import GroupRule, describe_document
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
@@ -41,6 +41,9 @@ def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
     """Complete the document that FastAPI generates; repeating this is harmless."""
     problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
     schemas = document["components"]["schemas"]
+    (_, parts) = msgspec.json.schema_components([GroupRule], ref_template=REFERENCE)
+    described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(parts))
+    schemas |= {"RuleDocument": described.pop("GroupRule")} | described
     schemas |= describe_document(REFERENCE) | problem.pop("$defs") | {"ProblemDetails": problem}
     for schema in schemas.values():
         _name_properties(schema)
