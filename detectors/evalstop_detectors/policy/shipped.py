@@ -80,6 +80,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
         "members": [
             _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
+            _POSTERIOR_SHORT | {"stop_at": 0.7},
             _COLLAPSE,
             *_NOT_FINITE,
             *_BESIDE_THE_SCORE,
