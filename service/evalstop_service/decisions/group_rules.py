@@ -59,6 +59,10 @@ class GroupedRun:
 
 def parse_rule(document: dict[str, Any]) -> GroupRule:
     """The rule that a document describes; raises Invalid."""
+    # In JSON 200.0 is a whole number as well; msgspec takes it for none.
+    document = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in document.items()
+    }
     try:
         rule = msgspec.convert(document, GroupRule)
         check_rule(rule)

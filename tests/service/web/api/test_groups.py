@@ -96,6 +96,12 @@ def test_invalid_rule_is_refused_in_words(admin: httpx.Client, rule: dict[str, A
     assert "group" in expect_problem(admin.post("/runs", json={"name": "r", "population": MEDIAN}), 422)["detail"]
 
 
+def test_whole_numbers_may_be_written_with_a_point(admin: httpx.Client) -> None:
+    """JSON has one kind of number: 200.0 steps are 200."""
+    answer = admin.post("/groups/sweep", json={"kind": "pbt", "ready_steps": 200.0, "sigmas": 1.0})
+    assert answer.raise_for_status().json()["rule"]["ready_steps"] == 200
+
+
 @pytest.mark.parametrize("choice", [rb'"\ud800"', b"1e400"])
 def test_rule_that_could_not_be_stored_is_refused(admin: httpx.Client, choice: bytes) -> None:
     """An unpaired surrogate, or a number beyond all floats: the groups can still be listed."""
