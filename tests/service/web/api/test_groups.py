@@ -96,7 +96,7 @@ def test_invalid_rule_is_refused_in_words(admin: httpx.Client, rule: dict[str, A
     assert "group" in expect_problem(admin.post("/runs", json={"name": "r", "population": MEDIAN}), 422)["detail"]
 
 
-def test_whole_numbers_may_be_written_with_a_point(admin: httpx.Client) -> None:
+def test_whole_numbers_may_be_written_as_floats(admin: httpx.Client) -> None:
     """JSON has one kind of number: 200.0 steps are 200."""
     answer = admin.post("/groups/sweep", json={"kind": "pbt", "ready_steps": 200.0, "sigmas": 1.0})
     assert answer.raise_for_status().json()["rule"]["ready_steps"] == 200
