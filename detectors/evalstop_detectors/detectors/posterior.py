@@ -54,7 +54,7 @@ from evalstop_detectors.detectors.detector import (
     Thresholds,
     Trace,
 )
-from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation
+from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Observation
 from evalstop_detectors.posterior.features import FEATURES, ONE, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
@@ -134,7 +134,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
 
     `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
     never. A policy's `evaluate_now` sets it for runs that can answer. `most_evals`: judge only runs planned for at most
-    so many evals, from half of the plan on, and never ask.
+    so many evals, from half of the plan on, and never ask. Evals before a plan is known do not count.
 
     A run of 40 planned evals that rises for 20 and then falls:
 
@@ -171,7 +171,12 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
-        inputs = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
+        inputs = {
+            index: list_given(columns)
+            for index, columns in enumerate(runs)
+            if self.requests is None
+            and (self.most_evals is None or columns.get(MetricRole.EVAL, NO_VALUES).progress is not None)
+        }
         at_once = {index: item for index, item in inputs.items() if item is not None}
         courses = follow_runs(load_network(self.model), list(at_once.values()))
         traces = {index: self._trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
@@ -181,7 +186,8 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         ]
 
     def take_eval(self, state: PosteriorState, observation: Observation) -> PosteriorState:
-        if self.most_evals is not None and state.features.evals >= self.most_evals:
+        count = state.features.evals
+        if self.most_evals is not None and (count >= self.most_evals or (not count and observation.progress is None)):
             return state if state.evidence is _NOT_SHORT else replace(state, evidence=_NOT_SHORT)
         features, features_seen = advance(ONE, state.features, _given(state, observation, clipped(observation.value)))
         seen = round_features(features_seen)
