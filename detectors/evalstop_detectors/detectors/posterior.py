@@ -171,19 +171,34 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
+        skipped = [self._list_skipped(columns) for columns in runs]
         inputs = {
             index: list_given(columns)
             for index, columns in enumerate(runs)
-            if self.requests is None
-            and (self.most_evals is None or columns.get(MetricRole.EVAL, NO_VALUES).progress is not None)
+            if self.requests is None and skipped[index] is not None and not _are_all(skipped[index])
         }
         at_once = {index: item for index, item in inputs.items() if item is not None}
-        courses = follow_runs(load_network(self.model), list(at_once.values()))
-        traces = {index: self._trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
+        followed = follow_runs(load_network(self.model), list(at_once.values()))
+        courses: dict[int, Course | None] = dict(zip(at_once, followed, strict=True))
+        courses |= {index: None for index, item in enumerate(skipped) if _are_all(item)}
         return [
-            traces[index] if index in traces else Trace.of_changes(self.fold(self.start(), None, columns)[1])
+            _trace(columns, courses[index], skipped[index] or [])
+            if index in courses
+            else Trace.of_changes(self.fold(self.start(), None, columns)[1])
             for index, columns in enumerate(runs)
         ]
+
+    def _list_skipped(self, columns: Columns) -> list[bool] | None:
+        """Of each finite eval, whether the run is not judged there; empty: it always is. None: it is to be folded,
+        because its first evals do not count."""
+        evals = columns.get(MetricRole.EVAL, NO_VALUES)
+        if self.most_evals is None:
+            return []
+        told = evals.progress or [None] * len(evals.steps)
+        finite = [told[place] for place, value in enumerate(evals.values) if math.isfinite(value)]
+        if finite and finite[0] is None and any(item is not None for item in finite):
+            return None
+        return [self._skips(count, item) for count, item in enumerate(finite, start=1)]
 
     def take_eval(self, state: PosteriorState, observation: Observation) -> PosteriorState:
         count = state.features.evals
@@ -306,35 +321,6 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         is_waiting = state.awaited and state.features.evals - state.asked_evals < HELD_EVALS
         return is_waiting and _fell_at_once(state.features, state.cliff)
 
-    def _trace(self, columns: Columns, course: Course) -> Trace:
-        """The evidence of a run with this course, at each eval."""
-        evals, rank = columns[MetricRole.EVAL], RANK[MetricRole.EVAL]
-        finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
-        first = min((column.steps[0], RANK[role]) for role, column in columns.items())
-        orders = [(evals.steps[place], rank) for place in finite]
-        before = [first] if first < orders[0] else []
-        turned, covered = list_outlooks(course.outputs, course.unplanned)
-        turned[turned < SAID_FROM] = 0.0
-        turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
-        courses = evals.progress
-        progresses = [None if courses is None else courses[place] for place in finite]
-        skipped = [self._skips(count, progress) for count, progress in enumerate(progresses, start=1)]
-        turned[skipped], covered[skipped] = 0.0, math.nan
-
-        def word(place: int) -> Evidence:
-            index = place - len(before)
-            if index < 0:
-                return _NO_EVALS
-            if skipped[index]:
-                return _NOT_SHORT
-            since, level, best, low = (float(item[index]) for item in course[2:])
-            features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
-            outlook = to_outlook(course.outputs[:, index], course.unplanned[index : index + 1], (0.0, 0.0))
-            return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progresses[index])
-
-        values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
-        return Trace([*before, *orders], values, levels, word)
-
     def outlook(self, state: PosteriorState) -> Outlook:
         """The network's forecast for a run in this state."""
         return self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))[0]
@@ -372,6 +358,41 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
         0.0 if progress is None else progress,
         float(progress is not None),
     )
+
+
+def _are_all(skipped: Sequence[bool] | None) -> bool:
+    return bool(skipped) and all(skipped or ())
+
+
+def _trace(columns: Columns, course: Course | None, skipped: Sequence[bool]) -> Trace:
+    """The evidence of a run with this course, at each eval; None: it is judged at none of them."""
+    evals, rank = columns[MetricRole.EVAL], RANK[MetricRole.EVAL]
+    finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
+    first = min((column.steps[0], RANK[role]) for role, column in columns.items())
+    orders = [(evals.steps[place], rank) for place in finite]
+    before = [first] if first < orders[0] else []
+    turned, covered = np.zeros(len(finite)), np.full(len(finite), math.nan)
+    if course is not None:
+        turned, covered = list_outlooks(course.outputs, course.unplanned)
+        turned[turned < SAID_FROM] = 0.0
+        turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
+    if skipped:
+        turned[list(skipped)], covered[list(skipped)] = 0.0, math.nan
+
+    def word(place: int) -> Evidence:
+        index = place - len(before)
+        if index < 0:
+            return _NO_EVALS
+        if course is None or (skipped and skipped[index]):
+            return _NOT_SHORT
+        since, level, best, low = (float(item[index]) for item in course[2:])
+        features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
+        outlook = to_outlook(course.outputs[:, index], course.unplanned[index : index + 1], (0.0, 0.0))
+        progress = None if evals.progress is None else evals.progress[finite[index]]
+        return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progress)
+
+    values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
+    return Trace([*before, *orders], values, levels, word)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:
