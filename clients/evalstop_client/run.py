@@ -58,7 +58,7 @@ class Run:
     - `labels`: a receiver finds the job by these. In Slurm and Kubernetes the client adds its own.
     - `config` (a mapping or an object with attributes), `owner` (who is notified: an e-mail address or a name),
       `group` (a sweep, the seeds of one configuration), `tags`, `notes`: shown on the run's page.
-    - `population`: the rule by which the runs of `group` are compared and stopped, or copy each other, such as
+    - `population`: the rule that compares the runs of `group` and stops some, or has them copy each other, such as
       `{"kind": "median"}`; it stands for the whole group once a run has set it.
     - `evaluates`: declares that checkpoints can be evaluated on request (with `eval_requests`, or by a separate
       evaluator): true, or the share of the run's time that one eval takes.

@@ -25,7 +25,7 @@ COMMANDS = {
     "runs": ("runs", "List, show and follow runs, or stop one."),
     "decisions": ("runs", "List decisions; veto, release, undo or label one."),
     "precision": ("runs", "Show how often policies, or their detectors, were right."),
-    "groups": ("runs", "List and show groups of runs; set the rule by which their runs are compared."),
+    "groups": ("runs", "List and show groups of runs; set the rule that compares their runs."),
     "digest": ("project", "Show the digest of the last 7 days, as endpoints with project.digest get it."),
     "endpoint": (
         "project",

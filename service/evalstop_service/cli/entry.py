@@ -24,7 +24,6 @@ COMMANDS = {
     "up": "Migrate the schema, serve HTTP and deliver webhooks, in one process.",
     "serve": "Serve HTTP without delivering webhooks.",
     "deliver": "Deliver webhooks without serving HTTP.",
-    "openapi": "Print the OpenAPI document.",
     "migrate": "Migrate the schema of the database.",
     "demo-data": "Fill a project with some 300 example runs.",
     "secrets": "Encrypt webhook secrets.",
@@ -33,7 +32,7 @@ COMMANDS = {
 }
 """The commands that the service adds to `evalstop` through the entry point `evalstop.commands`."""
 
-MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "openapi": "servers", "demo-data": "demo_data"}
+MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "demo-data": "demo_data"}
 """The modules of the commands; all others are in `administration`."""
 
 Command = Callable[["Settings", argparse.Namespace], int]

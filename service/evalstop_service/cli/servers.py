@@ -47,14 +47,13 @@ _log = logging.getLogger(__name__)
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add `up`, `serve`, `deliver` and `openapi`."""
+    """Add `up`, `serve` and `deliver`."""
     listening = argparse.ArgumentParser(add_help=False)
     listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
     add(commands, "up", up, listening)
     add(commands, "serve", serve, listening)
     add(commands, "deliver", deliver)
-    add(commands, "openapi", openapi)
 
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
@@ -125,13 +124,6 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     port = settings.metrics_port
     with health.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())
-    return OK
-
-
-def openapi(settings: Settings, options: argparse.Namespace) -> int:
-    """Print the OpenAPI document."""
-    database = Database(settings.url)  # never queried
-    print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
     return OK
 
 

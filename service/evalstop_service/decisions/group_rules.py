@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -36,6 +36,9 @@ MOST_MEMBERS = 500
 MOST_EVALS = 100_000
 """A run with more evals is left out."""
 
+MOST_DECISIONS = 200
+"""The newest decisions of a rule, which are shown with its group."""
+
 KnownScores = dict[UUID, tuple[int, Scores]]
 """The scores of runs, by the version of their rows."""
 
@@ -55,6 +58,23 @@ class GroupedRun:
     is_live: bool
     hyperparameters: dict[str, float | str]
     initial: dict[str, float | str]
+
+    @property
+    def last_eval(self) -> float | None:
+        """In the unit of the metric; None before the first eval."""
+        values = self.scores.values
+        return find_eval_sign(self.run) * float(values[-1]) if len(values) else None
+
+
+@dataclass(frozen=True)
+class LoadedGroup:
+    """A group as it is shown: its rule, if it has one, its newest runs by id, oldest first, and the newest decisions of
+    its rule, newest first."""
+
+    group: Group | None
+    rule: GroupRule | None
+    runs: Mapping[UUID, GroupedRun]
+    decided: Sequence[Decision]
 
 
 def parse_rule(document: dict[str, Any]) -> GroupRule:
@@ -104,6 +124,16 @@ def remove_rule(tx: Transaction, author: Author, name: str) -> None:
     group = require(groups.find_group(tx, author.project_id, name), f"group {name!r} with a rule in this project")
     groups.remove_group(tx, group)
     author.record(tx, "group.rule_removed", f"group {name}", {"rule": group.rule})
+
+
+def load_group(tx: Transaction, project_id: UUID, name: str) -> LoadedGroup:
+    """A group with a rule or at least one run; raises NotFound for any other name."""
+    group = groups.find_group(tx, project_id, name)
+    rule = None if group is None else read_rule(group)
+    members = load_members(tx, project_id, name, rule)
+    require(group or members or None, f"group {name!r} in this project")
+    decided = decisions.list_of_group(tx, project_id, name, MOST_DECISIONS)
+    return LoadedGroup(group, rule, {member.run.id: member for member in members}, decided)
 
 
 def load_members(

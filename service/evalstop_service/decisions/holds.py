@@ -50,7 +50,8 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
             found = guards.find_guards(tx, project, locked_run, now, decision)
             if (
                 decision.state is not DecisionState.ON_HOLD
-                or not transitions.still_stops(tx, project, locked_run, decision)
+                or not transitions.may_stop(project, locked_run, decision)
+                or not transitions.still_calls(tx, project, locked_run, decision)
                 or any(guard.kind is not GuardKind.SHARED_JOB for guard in found)
                 or not run_ids >= {other.id for other in others}
             ):

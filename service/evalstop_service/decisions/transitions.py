@@ -173,17 +173,23 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    found = guards.find_guards(tx, project, run, now, decision)
+    found, of_group = guards.find_guards(tx, project, run, now, decision), decision.group is not None
+    allowed = may_stop(project, run, decision)
     # While a guard holds it, the rule of a group is not asked: that takes the evals of all its runs, under locks.
-    stops = bool(found and decision.group) or still_stops(tx, project, run, decision)
-    withdrawn = "the rule of the group no longer calls for it" if decision.group is not None and not stops else None
-    return move_decision(tx, run, decision, GuardsChecked(now, found, stops, withdrawn), project)
+    ends = of_group and allowed and not found and not still_calls(tx, project, run, decision)
+    withdrawn = "the rule of the group no longer calls for it" if ends else None
+    checked = GuardsChecked(now, found, allowed and (of_group or run.verdict.stops), withdrawn)
+    return move_decision(tx, run, decision, checked, project)
 
 
-def still_stops(tx: Transaction, project: Project, run: Run, decision: Decision) -> bool:
-    """Whether what decided, the policy or the rule of the group, still calls for it, and the project allows stops."""
-    if run.status != RunStatus.RUNNING or run.attempt != decision.attempt or project.max_mode is not Mode.ENFORCE:
-        return False
+def may_stop(project: Project, run: Run, decision: Decision) -> bool:
+    """Whether the attempt that a decision is about still runs, and its project allows stops."""
+    is_current = run.status == RunStatus.RUNNING and run.attempt == decision.attempt
+    return is_current and project.max_mode is Mode.ENFORCE
+
+
+def still_calls(tx: Transaction, project: Project, run: Run, decision: Decision) -> bool:
+    """Whether what decided, the policy or the rule of the run's group, still calls for it."""
     return run.verdict.stops if decision.group is None else group_rules.still_calls(tx, project, decision)
 
 

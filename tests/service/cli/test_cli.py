@@ -236,14 +236,6 @@ def test_wrong_usage_exits_with_2(environment: dict[str, str]) -> None:
     assert "examples:" in help_result.stdout
 
 
-def test_openapi_needs_no_database(environment: dict[str, str]) -> None:
-    """The API's document is printed without a database, and none is created."""
-    finished = run_evalstop(environment, "openapi")
-    assert finished.returncode == 0
-    assert "/api/v1/runs" in json.loads(finished.stdout)["paths"]
-    assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
-
-
 def test_secrets_rotate_encrypts_plain_secrets(environment: dict[str, str]) -> None:
     """`secrets rotate` encrypts plain-text secrets and counts them; without a key it is refused."""
     run_evalstop(environment, "migrate")

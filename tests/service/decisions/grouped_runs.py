@@ -8,10 +8,7 @@ from typing import Any
 
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, group_rules, sweeps
-from evalstop_service.domain.decision_lifecycle import (
-    Exploit,
-    Mode,
-)
+from evalstop_service.domain.decision_lifecycle import Exploit, Mode
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.store import decisions

@@ -114,6 +114,21 @@ def test_stop_on_hold_ends_when_the_rule_no_longer_calls(database: Database) -> 
     assert project.find_decision(run) is None
 
 
+def test_stop_on_hold_waits_while_its_project_allows_no_stops(database: Database) -> None:
+    """The rule still calls for it, so it neither ends nor goes out; once stops are allowed again, it goes out."""
+    project = set_up(database)
+    run = open_group(project)["worst"]
+    pause.pause_project(database, project.id, "dana", "the eval is broken", project.now)
+    compare(project)
+    project.change_settings(max_mode=Mode.SHADOW)
+    pause.resume_project(database, project.id, "dana", project.now)
+    deadlines.process_overdue(database, utc_now() + timedelta(minutes=2))
+    assert list_names(project) == [("worst", DecisionState.ON_HOLD)]
+    project.change_settings(max_mode=Mode.ENFORCE)
+    deadlines.process_overdue(database, utc_now() + timedelta(minutes=4))
+    assert project.load_decision(run).state is DecisionState.REQUESTED
+
+
 def test_rule_that_begins_to_enforce_stops_what_it_had_only_recorded(database: Database) -> None:
     """It need not wait for another attempt; where the project still allows no stops, nothing is recorded twice."""
     project = set_up(database, {**MEDIAN, "mode": "shadow"})

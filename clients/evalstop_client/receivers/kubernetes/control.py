@@ -267,8 +267,7 @@ class KubernetesJobControl:
         return workload
 
     def _get_pods(self, job: Job, workload: Object | None = None) -> PodWatch:
-        """Its pods; those of its current Ray cluster, of which it has another since it was resumed, if `workload` has
-        one."""
+        """Its pods. A RayJob that was resumed has another Ray cluster: `workload` names the current one."""
         kind, uid = get_kind(job), job.facts["uid"]
         current = kind.selector(workload) if workload and at(workload, "status", "rayClusterName") else None
         with self._changing:

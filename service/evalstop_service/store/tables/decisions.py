@@ -35,8 +35,8 @@ from evalstop_service.store.tables.columns import UtcTime, make_table, metadata,
 # The stop is to go out, and nobody was handed it yet.
 IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
 
-# The decision on an attempt, of which there is one: to end it. An exploit is beside it, and so is what the rule of a
-# group only recorded, or what came to nothing: the policy may still decide.
+# An attempt has one decision to end it. An exploit is beside it, and so is what the rule of a group only recorded, or
+# what came to nothing: the policy may still decide.
 ENDS_ATTEMPT = (
     "decisions.action <> 'exploit' AND"
     " (decisions.\"group\" IS NULL OR decisions.state NOT IN ('shadow', 'held_out', 'vetoed', 'moot'))"

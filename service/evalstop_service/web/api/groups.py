@@ -1,4 +1,4 @@
-"""Routes of groups: the rule by which the runs of a group are compared, its members, and what it has decided."""
+"""Routes of groups: the rule that compares the runs of a group, its members, and what it has decided."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from evalstop_service.decisions import group_rules
 from evalstop_service.decisions.group_rules import GroupedRun
 from evalstop_service.domain.fields import Name
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import require
-from evalstop_service.runs.watched_metrics import find_eval_sign
-from evalstop_service.store import decisions, groups
+from evalstop_service.store import groups
 from evalstop_service.store.groups import Copy, Group
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.run_views import DecisionOut, view_decisions
@@ -28,9 +26,6 @@ from evalstop_service.web.problems import Problem
 router = create_router("groups", prefix=f"{API}/groups")
 
 RULE = {"kind": "pbt", "mode": "enforce", "ready_steps": 200, "hyperparameters": {"lr": {"low": 1e-7, "high": 1e-5}}}
-
-MOST_DECISIONS = 200
-"""The newest decisions of a rule that are listed."""
 
 GroupName = Annotated[Name, Path(description="name of the group")]
 
@@ -72,7 +67,9 @@ class RunGroupOut(Answer):
     created_at: Time | None = Field(None, description="when the rule was set; null: there is none")
     actor: str | None = Field(None, description="who set it; null: there is none")
     members: list[MemberOut] = Field([], description="its runs, oldest first")
-    decisions: list[DecisionOut] = Field([], description=f"of its rule, the newest {MOST_DECISIONS}, newest first")
+    decisions: list[DecisionOut] = Field(
+        [], description=f"of its rule, the newest {group_rules.MOST_DECISIONS}, newest first"
+    )
 
 
 @router.get("")
@@ -86,14 +83,10 @@ def list_groups(caller: Read, database: Db) -> Items[RunGroupOut]:
 def get_group(name: GroupName, caller: Read, database: Db) -> RunGroupOut:
     """A group's rule, its runs with what they descend from, and what its rule has decided."""
     with database.reading() as tx:
-        group = groups.find_group(tx, caller.project_id, name)
-        rule = None if group is None else group_rules.read_rule(group)
-        members = group_rules.load_members(tx, caller.project_id, name, rule)
-        if not members:
-            require(group, f"group {name!r} in this project")
-        decided = decisions.list_of_group(tx, caller.project_id, name, MOST_DECISIONS)
-        shown = {"name": name, "members": list(map(_view_member, members)), "decisions": view_decisions(tx, decided)}
-    return (RunGroupOut(**shown) if group is None else _view_group(group)).model_copy(update=shown)
+        loaded = group_rules.load_group(tx, caller.project_id, name)
+        members, decided = map(_view_member, loaded.runs.values()), view_decisions(tx, loaded.decided)
+    shown = {"name": name, "members": list(members), "decisions": decided}
+    return (RunGroupOut(**shown) if loaded.group is None else _view_group(loaded.group)).model_copy(update=shown)
 
 
 @router.post("/{name:path}")
@@ -125,8 +118,5 @@ def _view_group(group: Group) -> RunGroupOut:
 
 
 def _view_member(member: GroupedRun) -> MemberOut:
-    run, values = member.run, member.scores.values
-    score = find_eval_sign(run) * float(values[-1]) if len(values) else None
-    return MemberOut.model_validate(
-        structs.asdict(run) | vars(member) | {"run_id": run.id, "step": run.last_step, "score": score}
-    )
+    shown = {"run_id": member.run.id, "step": member.run.last_step, "score": member.last_eval}
+    return MemberOut.model_validate(structs.asdict(member.run) | vars(member) | shown)

@@ -9,26 +9,18 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import sweeps
 
+from tests.service.decisions.grouped_runs import CURVES, PBT
 from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
 MEDIAN = {"kind": "median"}
-PBT = {
-    "kind": "pbt",
-    "mode": "enforce",
-    "ready_steps": 4,
-    "fewest": 2,
-    "sigmas": 0.0,
-    "hyperparameters": {"lr": {"factors": [2.0]}},
-}
-RATES = {"best": 0.09, "good": 0.08, "fair": 0.07, "worst": 0.01}
 
 
 def open_member(client: httpx.Client, name: str, **fields: Any) -> dict[str, Any]:
     """A run of the group `sweep` that rises at the rate of its name, with a checkpoint at step 4."""
     body = {"name": name, "group": "sweep", "mode": "enforce", "params": {"lr": "1e-6"}, **fields}
     run = client.post("/runs", json=body).raise_for_status().json()
-    points = [{"metric": "eval", "step": step, "value": RATES[name] * step} for step in range(6)]
+    points = [{"metric": "eval", "step": step, "value": CURVES[name] * step} for step in range(6)]
     expect_json(client.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
     expect_json(client.post(f"/runs/{run['id']}/checkpoints", json={"step": 4, "uri": f"file:///{name}"}), 201)
     document: dict[str, Any] = run
@@ -132,7 +124,7 @@ def test_group_with_a_slash_in_its_name_is_found(admin: httpx.Client) -> None:
 
 def test_trainer_copies_the_best_run_and_goes_on_from_its_step(service: Service, admin: httpx.Client) -> None:
     """Every answer to the trainer asks for the copy, never for a stop, until it is confirmed; the group shows it."""
-    members = {name: open_member(admin, name, population=PBT) for name in RATES}
+    members = {name: open_member(admin, name, population=PBT) for name in CURVES}
     run, compared = members["worst"], members["best"]
     path = f"/runs/{run['id']}"
     compare(service)
@@ -175,7 +167,7 @@ def test_trainer_copies_the_best_run_and_goes_on_from_its_step(service: Service,
 
 def test_vetoed_copy_is_not_confirmed(service: Service, admin: httpx.Client) -> None:
     """A veto before the hand-over: the trainer is not asked, and its confirmation is refused in words."""
-    run = [open_member(admin, name, population=PBT) for name in RATES][-1]
+    run = [open_member(admin, name, population=PBT) for name in CURVES][-1]
     compare(service)
     (decision,) = expect_json(admin.get("/decisions", params={"run_id": run["id"]}), 200)["items"]
     vetoed = expect_json(admin.post(f"/decisions/{decision['id']}/veto", json={"reason": "let it be"}), 200)

@@ -10,19 +10,17 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
-from evalstop_detectors import GroupRule
 from fastapi import APIRouter, Path, Query, Response
 
 from evalstop_service.decisions import group_rules
-from evalstop_service.decisions.group_rules import GroupedRun
+from evalstop_service.decisions.group_rules import GroupedRun, LoadedGroup
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState
 from evalstop_service.domain.statuses import UNENDED
-from evalstop_service.errors import require
 from evalstop_service.runs.watched_metrics import find_eval_sign
-from evalstop_service.store import decisions, groups, run_lists
+from evalstop_service.store import groups, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.groups import Copy, Group
+from evalstop_service.store.groups import Copy
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
@@ -37,8 +35,8 @@ router = APIRouter(route_class=PageRoute)
 MOST_POINTS, MOST_PREVIEWED, FEWEST_POINTS = 20_000, 4_000, 20
 """Evals that are drawn: of all runs together, before the script has arrived, and of a run at least."""
 
-MOST_LISTED = 200
-"""Decisions that are listed, the newest, and lineages that are drawn, of the first runs."""
+MOST_LANES = 200
+"""Lineages that are drawn, of the first runs."""
 
 _COPIED = (Action.EXPLOIT, DecisionState.CONFIRMED)
 
@@ -62,17 +60,8 @@ class Member:
 
     grouped: GroupedRun
     place: int
-    last_eval: float | None
     lineage: Sequence[Stage]
     decision: Decision | None
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    group: Group | None
-    rule: GroupRule | None
-    runs: Mapping[UUID, GroupedRun]
-    decided: Sequence[Decision]
 
 
 @router.get("/groups/{name:path}")
@@ -81,9 +70,9 @@ def show_group(name: Annotated[str, Path(max_length=256)], site: SiteOf, visitor
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = _read_revision(tx, visitor, name)
-        loaded = _load_group(tx, visitor, name)
+        loaded = group_rules.load_group(tx, visitor.project.id, name)
     rows = _rank_members(loaded)
-    best = rows[0].lineage if rows and rows[0].last_eval is not None else []
+    best = rows[0].lineage if rows and rows[0].grouped.last_eval is not None else []
     best_runs = list(dict.fromkeys(stage.run_id for stage in best))
     curves = {run_id: _split_curve(item, MOST_PREVIEWED // len(loaded.runs)) for run_id, item in loaded.runs.items()}
     points = sorted(point for pieces in curves.values() for piece in pieces for point in piece)
@@ -118,7 +107,7 @@ def show_group(name: Annotated[str, Path(max_length=256)], site: SiteOf, visitor
 def show_series(group: Annotated[str, Query(max_length=256)], site: SiteOf, visitor: SignedIn) -> Response:
     """The curve of each run, in pieces between changes of its eval, and its lineage."""
     with site.database.reading() as tx:
-        loaded = _load_group(tx, visitor, group)
+        loaded = group_rules.load_group(tx, visitor.project.id, group)
     most = MOST_POINTS // max(1, len(loaded.runs))
     documents = [
         {
@@ -146,26 +135,13 @@ def _read_revision(tx: Transaction, visitor: Visitor, name: str) -> str:
     return f"{listed}-{group.created_at.timestamp() if group else 0}"
 
 
-def _load_group(tx: Transaction, visitor: Visitor, name: str) -> _Loaded:
-    """A group with a rule or at least one run; raises NotFound for any other name."""
-    project_id = visitor.project.id
-    group = groups.find_group(tx, project_id, name)
-    rule = None if group is None else group_rules.read_rule(group)
-    members = group_rules.load_members(tx, project_id, name, rule)
-    require(group or members or None, "such group")
-    decided = decisions.list_of_group(tx, project_id, name, MOST_LISTED)
-    return _Loaded(group, rule, {member.run.id: member for member in members}, decided)
-
-
-def _rank_members(loaded: _Loaded) -> list[Member]:
+def _rank_members(loaded: LoadedGroup) -> list[Member]:
     """The runs by their last eval, the best first; those without one last."""
     newest = {decision.run_id: decision for decision in reversed(loaded.decided) if decision.action != Action.EXPLOIT}
     rows = []
     for place, (run_id, item) in enumerate(loaded.runs.items(), 1):
-        values = item.scores.values
-        last = find_eval_sign(item.run) * float(values[-1]) if len(values) else None
-        rows.append(Member(item, place, last, trace_lineage(loaded.runs, item), newest.get(run_id)))
-    return sorted(rows, key=lambda row: -float(row.grouped.scores.values[-1]) if row.last_eval is not None else np.inf)
+        rows.append(Member(item, place, trace_lineage(loaded.runs, item), newest.get(run_id)))
+    return sorted(rows, key=lambda row: -row.grouped.scores.values[-1] if len(row.grouped.scores.values) else np.inf)
 
 
 def trace_lineage(runs: Mapping[UUID, GroupedRun], member: GroupedRun) -> list[Stage]:
@@ -211,7 +187,7 @@ def _split_curve(member: GroupedRun, most: int) -> list[list[Segment]]:
 
 
 def _draw_lanes(
-    loaded: _Loaded, best: Sequence[Stage], last_step: int
+    loaded: LoadedGroup, best: Sequence[Stage], last_step: int
 ) -> list[tuple[str, float, float, int, int | None]]:
     """The lineages in a row for each run: kind, where it begins and ends, its row, and that of the run it copied.
 
@@ -228,7 +204,7 @@ def _draw_lanes(
             kinds.append(("replaced" if following else "present", _make_stage(item, copy, last), source))
     kinds += [("of-best", stage, best[place - 1].run_id if place else None) for place, stage in enumerate(best)]
     frame = Frame(0, last_step, 0, 0, CURVE_WIDTH, margin=0)
-    rows: dict[UUID | None, int] = {run_id: row for row, run_id in enumerate(list(loaded.runs)[:MOST_LISTED])}
+    rows: dict[UUID | None, int] = {run_id: row for row, run_id in enumerate(list(loaded.runs)[:MOST_LANES])}
     return [
         (kind, frame.x(stage.from_step), frame.x(stage.to_step), rows[stage.run_id], rows.get(source))
         for kind, stage, source in kinds
