@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import sqlite3
 import threading
 import time
 from collections import deque
@@ -226,6 +227,18 @@ def _prepare_postgresql(engine: sa.Engine) -> None:
             raise sa.exc.DisconnectionError from error  # the pool opens a new connection
 
 
+def _switch_to_wal(connection: Any) -> None:
+    """Of two processes that create a file at the same time, SQLite refuses one at once: neither would get its lock."""
+    for tries_left in reversed(range(100)):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if not tries_left:
+                raise
+        time.sleep(0.05)
+
+
 def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
     if synchronous.upper() not in ("FULL", "NORMAL", "EXTRA"):
         raise ValueError(f"synchronous is {synchronous!r}; set it to FULL, NORMAL or EXTRA")
@@ -233,8 +246,9 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver starts no transactions itself; see `begin` below
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "busy_timeout=30000", f"synchronous={synchronous}"):
+        for pragma in ("busy_timeout=30000", "foreign_keys=ON", f"synchronous={synchronous}"):
             connection.execute(f"PRAGMA {pragma}")
+        _switch_to_wal(connection)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 import uuid
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -34,6 +36,19 @@ def build_project_row(name: str, created_at: datetime = NOW) -> dict[str, object
 def load_project_names(database: Database) -> set[str]:
     with database.reading() as tx:
         return set(tx.execute(sa.select(projects.c.name)).scalars())
+
+
+def test_file_that_another_process_begins_to_write_is_opened(tmp_path: Path) -> None:
+    """SQLite refuses the switch to its log at once while another process writes: it is tried again."""
+    file = tmp_path / "new.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.2, other.rollback).start()
+    database = Database(f"sqlite:///{file}")
+    with database.reading() as tx:
+        assert tx.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    database.close()
+    other.close()
 
 
 def test_failed_transaction_is_rolled_back(database: Database) -> None:
