@@ -22,7 +22,7 @@ from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.ingest.combined_evals import NO_SCORES, NewScores, append_values
 from evalstop_service.ingest.messages import Answer, Content, Message, Observations, Receipt, ValueConflict
-from evalstop_service.ingest.run_state import RunState, describe_failure, is_same_stop, move_monitor
+from evalstop_service.ingest.run_state import RunState, describe_failure, move_monitor
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, record_verdict, select_scores
 from evalstop_service.store.observations import PostedObservation
@@ -117,11 +117,11 @@ def choose_checkpoint(state: RunState) -> tuple[RunState, RunChanges]:
     }
 
 
-def settle_row(before: RunState, state: RunState, changes: RunChanges, now: datetime, fallen: str | None = None) -> Run:
-    """The row of the run, updated to the state of its monitor; `fallen`: appended to the reason of a new stop."""
+def settle_row(before: RunState, state: RunState, changes: RunChanges, now: datetime) -> Run:
+    """The row of the run, updated to the state of its monitor."""
     verdict = state.monitor.verdict
     if verdict is not before.monitor.verdict or not before.agrees_with_row:
-        changes["verdict"] = _record_changed(before, state, fallen)
+        changes["verdict"] = _record_changed(before, state)
     changes["detector_failure"] = state.failure
     if state.monitor.panel.calls != before.monitor.panel.calls:
         changes["calls"] = _record_calls(state, now)
@@ -140,20 +140,17 @@ def _record_calls(state: RunState, now: datetime) -> dict[str, FirstCall]:
     }
 
 
-def _record_changed(before: RunState, state: RunState, fallen: str | None) -> RecordedVerdict:
+def _record_changed(before: RunState, state: RunState) -> RecordedVerdict:
     """The verdict for the run's row; usually the recorded one at a later step."""
-    verdict, recorded, in_row = state.monitor.verdict, before.monitor.verdict, state.run.verdict
+    verdict, recorded = state.monitor.verdict, before.monitor.verdict
     if (
         before.agrees_with_row
         and verdict.evidence is recorded.evidence
         and verdict.reason is recorded.reason
         and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
     ):
-        return replace(in_row, step=verdict.step)
-    if state.watch.combined and fallen is None and is_same_stop(verdict, in_row):
-        return in_row
-    changed = record_verdict(verdict)
-    return replace(changed, reason=f"{changed.reason}; {fallen}") if fallen else changed
+        return replace(state.run.verdict, step=verdict.step)
+    return record_verdict(verdict)
 
 
 def write_receipt(
@@ -230,9 +227,6 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
     if observations and is_late(state.monitor, observations[0]):
         return False
     state, reached = move_monitor(state, observations)
-    verdict = state.monitor.verdict
-    if state.watch.combined and verdict.stops and verdict is not before.monitor.verdict:
-        return False  # its reason names the evals that fell, for which all are needed
     columns: RunChanges = {"last_step": max(state.run.last_step or 0, *[point.step for point in points])}
     eval_metric = state.watch.eval_metric
     evals = [point for point in added if point.metric == eval_metric]

@@ -6,12 +6,10 @@ a late value, other roles, another measurement ──> the scores from there on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
 from evalstop_detectors import CombinedState, EvalValue, Score, combine_values
-from evalstop_detectors.wording import format_percent
 from msgspec.structs import replace
 
 from evalstop_service.domain.run import COMBINED_METRIC
@@ -19,9 +17,6 @@ from evalstop_service.errors import Conflict
 from evalstop_service.ingest.run_state import RunState, describe_failure
 from evalstop_service.runs.watched_metrics import select_eval_values, start_run_combining
 from evalstop_service.store.observations import PostedObservation
-
-LEAST_SHARE = 0.1
-"""The least share of the score's fall for which an eval is named."""
 
 COMBINING_FAILED = "the combination of the evals failed"
 
@@ -68,29 +63,12 @@ def combine_anew(
         last_steps = {metric: step for metric, step in state.last_steps.items() if metric != COMBINED_METRIC}
         return replace(state, combined=None, last_steps=last_steps), NewScores((), 0) if is_stored else NO_SCORES
     try:
-        combined, scores = _combine_all(state, points)
+        values = select_eval_values(state.run, points)
+        combined, scores = combine_values(_weights(state), start_run_combining(state.run), values)
     except Exception as error:
         failure = describe_failure(state.run, COMBINING_FAILED, error)
         return replace(state, combined=None), NewScores(failure=failure)
     return _with_scores(replace(state, combined=combined), scores, first_step)
-
-
-def name_fallen_evals(state: RunState, points: Iterable[PostedObservation]) -> str | None:
-    """The evals that lowered the score when the stop was reached, largest share of the fall first."""
-    verdict = state.monitor.verdict
-    if verdict.step is None:
-        return None
-    try:
-        combined, _ = _combine_all(state, [point for point in points if point.step <= verdict.step])
-    except Exception as error:  # the stop stands without this part of its reason
-        describe_failure(state.run, COMBINING_FAILED, error)
-        return None
-    falls = zip(combined.falls, state.watch.combined, strict=True)
-    fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
-    total = math.fsum(fall for fall, _ in fallen)
-    shares = [(fall / total, metric) for fall, metric in fallen if fall >= LEAST_SHARE * total]
-    descriptions = [f"{metric} ({format_percent(share)} of the fall)" for share, metric in shares]
-    return f"fallen evals: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _is_in_order(state: RunState, combined: CombinedState, values: Sequence[EvalValue]) -> bool:
@@ -109,11 +87,6 @@ def _with_scores(state: RunState, scores: Sequence[Score], first_step: int | Non
     if points:
         state = replace(state, last_steps={**state.last_steps, COMBINED_METRIC: points[-1].step})
     return state, NewScores(points, first_step)
-
-
-def _combine_all(state: RunState, points: Iterable[PostedObservation]) -> tuple[CombinedState, list[Score]]:
-    values = select_eval_values(state.run, points)
-    return combine_values(_weights(state), start_run_combining(state.run), values)
 
 
 def _weights(state: RunState) -> tuple[float, ...]:

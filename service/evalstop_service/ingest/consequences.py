@@ -26,7 +26,7 @@ from evalstop_service.ingest.messages import (
     Resumed,
     RolesCorrected,
 )
-from evalstop_service.ingest.run_state import RunState, is_same_stop
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.runs.watched_metrics import record_verdict
 from evalstop_service.store import audit, decisions, endpoints, ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
@@ -199,8 +199,7 @@ def _announce_changes(
                 types.append(EventType.SUSPECTED)
                 if not verdict.rests_on_eval and raised is None:
                     types.append(EventType.EVAL_REQUESTED)
-            recorded = run.verdict if is_same_stop(verdict, run.verdict) else record_verdict(verdict)
-            run_details.add_verdict(tx, run.id, run.attempt, recorded, now)
+            run_details.add_verdict(tx, run.id, run.attempt, record_verdict(verdict), now)
     if raised is not None:
         types.append(EventType.EVAL_REQUESTED)
     if place_of(run) != place_of(before):

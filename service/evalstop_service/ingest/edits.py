@@ -23,7 +23,6 @@ from evalstop_service.ingest.combined_evals import (
     NewScores,
     append_values,
     combine_anew,
-    name_fallen_evals,
     refuse_own_scores,
 )
 from evalstop_service.ingest.load import compare_with_stored, find_stored_monitor
@@ -131,7 +130,7 @@ class Edit:
         )
         self._changes.points = new if scores.first_step is not None else added
         self._changes.scores = scores
-        self._settle(state, changes, is_rewritten=is_rewritten, is_rescored=recast or bool(evals), added=new)
+        self._settle(state, changes, is_rewritten=is_rewritten, is_rescored=recast or bool(evals))
         self._changes.answers = [
             write_receipt(self._changes.state, self._changes.request, len(new), duplicates, conflicts)
         ]
@@ -215,7 +214,7 @@ class Edit:
             "turn": None,
             "last_step": max(last_steps.values(), default=None),
         }
-        self._settle(state, changes, is_rewritten=True, is_rescored=True, is_settled=False, until=step)
+        self._settle(state, changes, is_rewritten=True, is_rescored=True, is_settled=False)
         self._changes.answers = [Receipt(self._changes.state.run, None)]
 
     def _correct_roles(self, content: RolesCorrected) -> None:
@@ -297,9 +296,9 @@ class Edit:
         is_late = first <= state.last_steps.get(COMBINED_METRIC, -1)
         return combine_anew(state, [*self._load_evals(state), *new], first if is_late else None)
 
-    def _load_evals(self, state: RunState, until: int | None = None) -> list[PostedObservation]:
+    def _load_evals(self, state: RunState) -> list[PostedObservation]:
         """The stored values of all evals that are combined."""
-        return self._load_observations(dict.fromkeys(state.watch.combined, 0), until)
+        return self._load_observations(dict.fromkeys(state.watch.combined, 0))
 
     def _load_observations(self, first_steps: dict[str, int], until: int | None = None) -> list[PostedObservation]:
         if not first_steps:
@@ -358,16 +357,11 @@ class Edit:
         is_rewritten: bool = False,
         is_rescored: bool = False,
         is_settled: bool = True,
-        added: Sequence[PostedObservation] = (),
-        until: int | None = None,
     ) -> None:
         """Choose the best checkpoint again, and update the row to the new state."""
-        before, verdict = self._before, state.monitor.verdict
+        before = self._before
         if not before.agrees_with_row and not self._changes.reached:
-            self._changes.reached = [verdict]
-        fallen = None
-        if state.watch.combined and verdict.stops and verdict is not before.monitor.verdict:
-            fallen = name_fallen_evals(state, [*self._load_evals(state, until), *added])
+            self._changes.reached = [state.monitor.verdict]
         if is_rescored:
             state, chosen = choose_checkpoint(state)
             changes |= chosen
@@ -376,7 +370,7 @@ class Edit:
                 self._changes.settles_case = True
         if is_rewritten:
             changes["rewritten_version"] = before.run.version + 1
-        self._changes.state = replace(state, run=settle_row(before, state, changes, self._now, fallen))
+        self._changes.state = replace(state, run=settle_row(before, state, changes, self._now))
         if not self._changes.answers:
             self._changes.answers = [Receipt(self._changes.state.run, state.decision)]
 

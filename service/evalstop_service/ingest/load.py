@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evalstop_service.domain.run import Call, DetectorCall
 from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.messages import ValueConflict
-from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
+from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, move_monitor, observations_past
 from evalstop_service.projects import policies
 from evalstop_service.runs.watched_metrics import WatchedMetrics, record_verdict, restrict_policy, select_scores
 from evalstop_service.store import decisions, ingest, observations, run_details, runs
@@ -295,7 +295,7 @@ def _find_unseen_steps(state: RunState) -> dict[str, int]:
 def _correct_evidence(state: RunState) -> Run:
     """The row with the verdict of the monitor, if both call for the same: its evidence may be of another plan."""
     run, verdict = state.run, state.monitor.verdict
-    if Call(verdict.verdict) is not run.verdict.verdict or is_same_stop(verdict, run.verdict):
+    if Call(verdict.verdict) is not run.verdict.verdict:
         return run
     recorded = record_verdict(verdict)
     return run if recorded == run.verdict else replace(run, verdict=recorded)

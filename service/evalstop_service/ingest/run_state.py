@@ -30,7 +30,6 @@ from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import OBSERVED
 from evalstop_service.domain.run import Call, EvalChange
-from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.decisions import Decision
@@ -194,12 +193,6 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
     """The observations that the monitor has not seen yet."""
     last = monitor.last
     return observations if last is None else [item for item in observations if item.order > last]
-
-
-def is_same_stop(verdict: Verdict, recorded: RecordedVerdict) -> bool:
-    """Whether this is the recorded stop, whose reason may have been extended."""
-    is_stop = verdict.stops and recorded.verdict is Call.STOP
-    return is_stop and recorded.step == verdict.step and recorded.reason.startswith(verdict.reason)
 
 
 def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
