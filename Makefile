@@ -126,7 +126,7 @@ system-packages:  ## Install PostgreSQL, pgbouncer, Chromium, Slurm and small to
 	command -v jq >/dev/null || missing+=(jq)
 	command -v openssl >/dev/null || missing+=(openssl)
 	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] \
-	  || missing+=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-basic-plugins slurm-wlm-jwt-plugin munge)
+	  || missing+=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge)
 	for tool in $(NIGHTLY_TOOLS); do command -v $${tool%%:*} >/dev/null || missing+=($${tool##*:}); done
 	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then

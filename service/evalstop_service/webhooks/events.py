@@ -184,9 +184,9 @@ DECLARATIONS: dict[EventType, Declaration] = {
         event_data.ExploitRequested(**_decided("requested", "exploit"), job=_JOB, exploit=_EXPLOIT),
     ),
     EventType.PARKED: Declaration(
-        "The scheduler reports that the job is set aside: held, suspended, or on idle GPUs only.",
+        "The scheduler reports that the job is set aside: held, suspended, or ended to be started again.",
         "was parked",
-        event_data.StopReported(**_decided("parked", "park"), report={"parked_as": "requeued", "partition": "low"}),
+        event_data.StopReported(**_decided("parked", "park"), report={"parked_as": "held"}),
     ),
     EventType.PARK_OVERDUE: Declaration(
         "A job has been parked for a week; repeated weekly. A person should resume or stop it.",

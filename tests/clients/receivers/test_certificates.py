@@ -8,14 +8,11 @@ import httpx
 import pytest
 from evalstop_client.receivers.kubernetes.access import create_access
 from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.slurm.rest import Rest
 from evalstop_client.service import trusted_certificates
 from evalstop_lab.replay.servers import Remote
 
 CONNECT: dict[str, Callable[[str], object]] = {
     "kubernetes": lambda scheme: Api(create_access(f"{scheme}://127.0.0.1:9", None, None)),
-    "slurmrestd": lambda scheme: Rest(f"{scheme}://127.0.0.1:9", "alpha", None, str),
-    "slurmrestd by a socket": lambda _: Rest("unix:/run/slurmrestd.sock", "alpha", None, str),
     "replay": lambda scheme: Remote(f"{scheme}://127.0.0.1:9", {}),
 }
 

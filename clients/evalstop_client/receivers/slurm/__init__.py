@@ -1,1 +1,1 @@
-"""Ends jobs of a Slurm cluster, with its commands or through slurmrestd."""
+"""Ends jobs of a Slurm cluster with its commands."""

@@ -1,14 +1,169 @@
-"""Access to a Slurm cluster with its commands: squeue, scancel, scontrol and, if available, sacct."""
+"""Access to a Slurm cluster with its commands (squeue, scancel, scontrol and, if available, sacct), and its records."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, parse_exit_code, parse_squeue
+from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop.processes import Done, run
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+"""States in which a job holds no resources; neither COMPLETING nor unknown states are among them."""
+
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+
+
+@dataclass(frozen=True)
+class Record:
+    """One job, one task of an array, or one component of a heterogeneous job."""
+
+    job_id: str
+    state: str  # COMPLETING takes precedence over other states
+    user: str
+    partition: str
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    reason: str = ""
+    exit_code: int | None = None  # as from wait(): the exit code times 256, plus the signal
+    ended_at: datetime | None = None
+    gpus: int = 0
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        """The id to cancel. Never the bare id of an array task, which may be that of the whole array."""
+        if self.array_task_id:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        return self.het_job_id or self.job_id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits in the queue until it is released."""
+        return self.state in WAITING and "held" in self.reason.lower()
+
+
+def select_job(records: Iterable[Record], job_id: str) -> list[Record]:
+    """The records of the job with this id: itself, and the other components if it is heterogeneous."""
+    records = list(records)
+    own_records = [record for record in records if record.job_id == job_id]
+    leaders = {record.het_job_id for record in own_records if record.het_job_id}
+    return own_records + [record for record in records if record.het_job_id in leaders and record.job_id != job_id]
+
+
+def summarize_end(records: Iterable[Record]) -> dict[str, Any]:
+    """The details of a job's end for the report."""
+    records = list(records)
+    ends = [record.ended_at for record in records if record.ended_at is not None]
+    first = records[0]
+    facts: dict[str, Any] = {
+        "scheduler_state": first.state,
+        "gpus_freed": sum(record.gpus for record in records),
+        "ended_at": format_time(max(ends)) if ends else None,
+    }
+    if first.exit_code is not None:
+        facts |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
+    return facts
+
+
+def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
+    """GPUs of a job: as allocated if Slurm counts them (AccountingStorageTRES), else as requested."""
+    counted = _count(r"gres/gpu(?::[^=,]+)?=(\d+)", [part for part in allocated.split(",") if "gres/gpu=" in part])
+    if counted == 0:  # typed GPUs are listed in addition to their sum, so they count only without a sum
+        counted = _count(r"gres/gpu:[^=,]+=(\d+)", allocated.split(","))
+    if counted:
+        return counted
+    pattern = r"(?:gres[:/])?gpu(?::[^:,=()]*[^:,=()\d][^:,=()]*)?(?:[:=](\d+))?"
+    return _count(pattern, per_job.split(",")) or _count(pattern, per_node.split(",")) * max(1, nodes)
+
+
+def _count(pattern: str, parts: Iterable[str]) -> int:
+    matches = (re.fullmatch(pattern, part.partition("(")[0].strip()) for part in parts)
+    return sum(int(match[1] or 1) for match in matches if match)
+
+
+def parse_squeue(line: str) -> Record:
+    """From a line of `squeue` in the format of `FIELDS`."""
+    values = dict(zip(FIELDS, line.split(SEPARATOR), strict=False))
+    fields = {name: "" if value in ("N/A", "(null)", "None") else value for name, value in values.items()}
+    array_task = fields["ArrayTaskID"]
+    return Record(
+        job_id=fields["JobID"],
+        state=fields["State"],
+        user=fields["UserName"],
+        partition=fields["Partition"],
+        array_job_id=fields["ArrayJobID"] if array_task else "",
+        array_task_id=array_task,
+        het_job_id=fields["HetJobID"],
+        reason=fields["Reason"],
+        exit_code=parse_exit_code(fields["exit_code"]),
+        ended_at=_parse_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
+        gpus=parse_gpus(
+            fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _parse_number(fields["NumNodes"])
+        ),
+        restarts=_parse_number(fields["RestartCnt"]),
+    )
+
+
+def parse_exit_code(text: str) -> int | None:
+    """The status as from wait(); sacct and recent versions of squeue split it, such as `7:0` or `0:15`."""
+    code, colon, signal = text.partition(":")
+    if not code.isdecimal():
+        return None
+    return (int(code) << 8) | _parse_number(signal) if colon else int(code)
+
+
+SEPARATOR = "|"
+FIELDS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "State",
+    "UserName",
+    "Partition",
+    "RestartCnt",
+    "exit_code",
+    "EndTime",
+    "NumNodes",
+    "tres-alloc",
+    "tres-per-job",
+    "tres-per-node",
+    "Reason",
+)
+SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
+
+
+def _parse_number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _parse_local_time(text: str) -> datetime | None:
+    """A local time; Slurm's commands write it without an offset."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None
+
 
 TIMEOUT_SECONDS = 30.0
 REQUIRED = ("squeue", "scancel", "scontrol")
@@ -68,11 +223,10 @@ class Programs:
             raise SchedulerUnavailable(f"sacct: {result.last_line}")
         return [_parse_sacct(line) for line in result.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
 
-    def signal(self, job: str, user: str, name: str, where: str) -> bool:
+    def signal(self, job: str, user: str, name: str, where: str) -> None:
         """`scancel --signal`, with --batch or --full as wanted."""
         reach = {"batch": ["--batch"], "full": ["--full"], "steps": []}[where]
         self._cancel_job(job, user, f"--signal={name}", *reach)
-        return True
 
     def cancel(self, job: str, user: str) -> None:
         self._cancel_job(job, user)
@@ -87,9 +241,6 @@ class Programs:
         if result.exit_code != 0:
             raise SchedulerUnavailable(f"scontrol: {result.last_line}")
         return "Requeue=0" not in result.output.split()
-
-    def move(self, job: str, partition: str) -> None:
-        self._run_scontrol("update", f"JobId={job}", f"Partition={partition}")
 
     def requeue_held(self, job: str) -> None:
         self._run_scontrol("requeuehold", job)
@@ -148,7 +299,6 @@ def _parse_sacct(line: str) -> Record:
     job_id, name, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
     array, _, array_task = name.partition("_")
     leader, component, _ = name.partition("+")
-    counted = re.search(r"gres/gpu=(\d+)", allocated)
     return Record(
         job_id=job_id,
         state=state.split()[0] if state else "",
@@ -158,5 +308,5 @@ def _parse_sacct(line: str) -> Record:
         array_task_id=array_task,
         het_job_id=leader if component else "",
         exit_code=parse_exit_code(exit_code),
-        gpus=int(counted[1]) if counted else 0,
+        gpus=parse_gpus(allocated),
     )

@@ -1,8 +1,7 @@
 """`evalstop-receiver slurm`: ends jobs of a Slurm cluster.
 
-Checkpoint signal, cancel, then polling until the job has left COMPLETING. Parking requeues a job: held or, with a
-partition for parked jobs, into that partition, where Slurm starts it again on idle nodes. Resuming moves it back to its
-own partition.
+Checkpoint signal, cancel, then polling until the job has left COMPLETING. Parking requeues a job and holds it; resuming
+releases it.
 
 A run identifies its job with labels that the client adds: slurm_job_id, slurm_cluster and others.
 """
@@ -13,15 +12,11 @@ import argparse
 import getpass
 import logging
 import re
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, select_job, summarize_end
-from evalstop_client.receivers.slurm.rest import Rest, choose_token, validate_rest_url
+from evalstop_client.receivers.slurm.commands import ENDED, WAITING, Programs, Record, select_job, summarize_end
 from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import (
     CheckpointSignal,
@@ -38,53 +33,39 @@ from evalstop_client.receivers.stop.job_control import (
 from evalstop_client.receivers.stop.processes import copy_environment
 from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
 
-Cluster = Programs | Rest
-"""Access to Slurm. Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""
-
 logger = logging.getLogger("evalstop_client.receivers")
 
 STEP_ID = re.compile(r"\d{1,10}", re.ASCII)
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
-POLL_SECONDS = 0.5
-HELD_SECONDS = 120.0
-"""How long a requeued job may take to become held: Slurm's KillWait and the epilog of its nodes."""
 
 FOR_RESOURCES = frozenset({"", "Priority", "Resources"})
 """Reasons of pending jobs that GPUs would help, unlike held ones, those with dependencies and those at a limit."""
 
-CLEANING_UP = "temporarily unavailable"
-"""Slurm's error while the last run of a requeued job is cleaned up."""
-
 
 class SlurmJobControl:
-    """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any.
-
-    `park_partition`: where parked jobs wait for idle nodes; None: they are held until they are resumed.
-    """
+    """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any."""
 
     name = "evalstop-receiver slurm"
     part = "step"
 
     def __init__(
         self,
-        cluster: Cluster,
+        programs: Programs,
         *,
         users: frozenset[str] | None,
         partitions: frozenset[str] | None = None,
         default_signal: CheckpointSignal | None = None,
-        park_partition: str | None = None,
     ) -> None:
-        self._cluster = cluster
+        self._programs = programs
         self._users = users
         self._partitions = partitions
         self._default_signal = default_signal
-        self._park_partition = park_partition
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The job that the run's labels name, if it is in this cluster and allowed."""
         labels = request.labels
         job_id, cluster = labels.get("slurm_job_id", ""), labels.get("slurm_cluster", "")
-        if not job_id or cluster != self._cluster.name():
+        if not job_id or cluster != self._programs.name():
             return ForeignJob()
         if not JOB_ID.fullmatch(job_id):
             raise RequestRefused(f"label slurm_job_id is {job_id[:40]!r}, which is not a job id")
@@ -102,7 +83,7 @@ class SlurmJobControl:
         self._check_record(record, labels)
         restarts = labels.get("slurm_restart_count", "")
         was_requeued = restarts.isdecimal() and record.restarts > int(restarts)
-        if was_requeued and not (request.was_parked or self._is_parked(record)):
+        if was_requeued and not (request.was_parked or record.is_held):
             raise RequestRefused(
                 f"job {record.name} was requeued since its run was judged: it is at restart {record.restarts}, and the "
                 f"run was in restart {restarts}; it is not ended for that"
@@ -116,7 +97,6 @@ class SlurmJobControl:
             raise RequestRefused(
                 f"other runs of the job go on, and label slurm_step_id is {step[:40]!r}, which is no step"
             )
-        self._cluster.steps(record.name)  # slurmrestd cannot end one
         return Job(f"{record.name}.{step}", {**facts, "step": step})
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
@@ -131,39 +111,39 @@ class SlurmJobControl:
         if "step" in job.facts:  # whatever else the signal would reach belongs to other runs
             signal = replace(signal, where="steps")
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)
-        return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
+        self._programs.signal(job.id, job.facts["user"], signal.name, signal.where)
+        return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
         logger.info("cancelling job %s", job.id)
         if "step" in job.facts:  # Slurm would kill a cancelled step at once
-            self._cluster.signal(job.id, job.facts["user"], "TERM", "steps")
+            self._programs.signal(job.id, job.facts["user"], "TERM", "steps")
             return
         self._comment_job(job, request)
-        self._cluster.cancel(job.id, job.facts["user"])
+        self._programs.cancel(job.id, job.facts["user"])
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Requeue it, held or into the partition for parked jobs; RequestRefused if it is not requeuable."""
-        if not self._cluster.is_requeuable(job.id):
-            raise RequestRefused(f"job {job.id} cannot be parked: it was submitted without --requeue, or by slurmrestd")
+        """Hold it in the queue, for which a running job is requeued; RequestRefused if it is not requeuable."""
+        if not self._programs.is_requeuable(job.id):
+            raise RequestRefused(f"job {job.id} cannot be parked: it was submitted without --requeue")
         self._comment_job(job, request)
         logger.info("parking job %s", job.id)
-        if self._park_partition is None:
-            self._hold_job(job)
-            return
-        record = self._load_records(job)[0]
-        if record.partition != self._park_partition:
-            self._move_to_partition(job, self._park_partition)
-        elif record.is_held:  # an earlier call ended after it had moved the job
-            self._cluster.release(job.id)
+        records = self._find_records(job.facts["job_id"])
+        if not records or all(record.state in ENDED for record in records):
+            raise RequestRefused(f"job {job.id} has ended")
+        if all(record.state in WAITING for record in records):
+            self._programs.hold(job.id)
+        else:
+            self._programs.requeue_held(job.id)
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL, which Slurm itself should have sent after KillWait."""
         logger.info("killing job %s", job.id)
         if "step" in job.facts:
-            self._cluster.cancel(job.id, job.facts["user"])
+            self._programs.cancel(job.id, job.facts["user"])
         else:
-            self._cluster.kill(job.id, job.facts["user"])
+            self._programs.kill(job.id, job.facts["user"])
 
     def check_job(self, job: Job) -> Present | Gone | Unproven:
         """The state from slurmctld, or from the accounting once slurmctld has dropped the job.
@@ -176,7 +156,7 @@ class SlurmJobControl:
             return Unproven(reason, {"scheduler_state": "UNKNOWN"})
         if all(record.state in ENDED for record in records):
             return Gone(records[0].state, summarize_end(records))
-        if "step" in job.facts and job.id not in self._cluster.steps(records[0].name):
+        if "step" in job.facts and job.id not in self._programs.steps(records[0].name):
             note = f"step {job.facts['step']} has ended; the job goes on with its GPUs"
             return Gone("STEP_ENDED", {"scheduler_state": records[0].state, "gpus_freed": 0, "note": note})
         return self._describe_present(records, job)
@@ -187,25 +167,19 @@ class SlurmJobControl:
         before = int(job.facts.get("restarts", "0"))
         again = all(record.restarts > before and record.state != "COMPLETING" for record in alive)
         runs = any(record.state not in WAITING | {"COMPLETING"} for record in alive)
-        return Present(alive[0].state, again and not self._is_parked(records[0]), runs)
-
-    def _is_parked(self, record: Record) -> bool:
-        return record.is_held or record.partition == self._park_partition
+        return Present(alive[0].state, again and not records[0].is_held, runs)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
-        """Parked once it is held, or in the partition for parked jobs."""
+        """Parked once it is held."""
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             return self.check_job(job)
-        if self._park_partition is None and all(record.is_held for record in records):
+        if all(record.is_held for record in records):
             return Parked("held", {**summarize_end(records), "scheduler_state": "REQUEUE_HOLD", "parked_as": "held"})
-        if self._park_partition is not None and all(record.partition == self._park_partition for record in records):
-            where = {"parked_as": "requeued", "partition": self._park_partition}
-            return Parked(f"in partition {self._park_partition}", {**summarize_end(records), **where})
         return self._describe_present(records, job)
 
     def resume_job(self, job: Job) -> None:
-        """Release a held job, or requeue one parked in another partition into its own.
+        """Release a held job.
 
         A job that neither waits in the queue nor is ending has survived the stop and runs on.
         """
@@ -213,77 +187,35 @@ class SlurmJobControl:
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         if "step" in job.facts:
-            if job.id not in self._cluster.steps(records[0].name):
+            if job.id not in self._programs.steps(records[0].name):
                 raise RequestRefused(f"step {job.id} has ended and cannot be resumed")
             return
-        own_partition = job.facts["partition"]
-        if records[0].partition == own_partition:
-            if any(record.state == "COMPLETING" for record in records):  # it will be held, or have ended
-                raise SchedulerUnavailable(f"job {job.id} has not ended yet")
-            if any(record.state in WAITING for record in records):  # Slurm refuses to release any other
-                self._cluster.release(job.id)
-        else:
-            self._move_to_partition(job, own_partition)
+        if any(record.state == "COMPLETING" for record in records):  # it will be held, or have ended
+            raise SchedulerUnavailable(f"job {job.id} has not ended yet")
+        if any(record.state in WAITING for record in records):  # Slurm refuses to release any other
+            self._programs.release(job.id)
 
     def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
         """Whether a pending job waits for resources, in a partition that shares a node with the job's own."""
-        assert isinstance(self._cluster, Programs)  # slurmrestd cannot park jobs
-        own, places = job.facts["partition"].split(","), self._cluster.node_partitions()
+        own, places = job.facts["partition"].split(","), self._programs.node_partitions()
         nodes = {node for node, partition in places if partition in own}
         partitions, known = {partition for node, partition in places if node in nodes}, {job.id for job in parked}
         return any(
             record.reason in FOR_RESOURCES
             and record.name not in known
             and partitions & set(record.partition.split(","))
-            for record in self._cluster.waiting_jobs()
+            for record in self._programs.waiting_jobs()
         )
-
-    def _move_to_partition(self, job: Job, partition: str) -> None:
-        """Requeue the job into another partition; it is held first, since only a held job stays queued while it is
-        moved."""
-        self._hold_job(job)
-        until = time.monotonic() + HELD_SECONDS
-        while not self._try_to_move(job, partition):
-            if time.monotonic() > until:
-                raise SchedulerUnavailable(f"job {job.id} was requeued but cannot be moved yet")
-            time.sleep(POLL_SECONDS)
-        self._cluster.release(job.id)
-
-    def _try_to_move(self, job: Job, partition: str) -> bool:
-        """False while the job is not held or, in newer releases of Slurm, its last run is being cleaned up."""
-        if not all(record.is_held for record in self._load_records(job)):
-            return False
-        try:
-            self._cluster.move(job.id, partition)
-        except SchedulerUnavailable as error:
-            if CLEANING_UP not in str(error):
-                raise
-            return False
-        return True
-
-    def _hold_job(self, job: Job) -> None:
-        """Hold it in the queue; requeues a running job."""
-        records = self._load_records(job)
-        if all(record.state in WAITING for record in records):
-            self._cluster.hold(job.id)
-        else:
-            self._cluster.requeue_held(job.id)
 
     def _comment_job(self, job: Job, request: StopRequest) -> None:
         try:
-            self._cluster.comment(job.id, request.explanation)
+            self._programs.comment(job.id, request.explanation)
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("job %s gets no comment: %s", job.id, error)
 
     def _find_records(self, job_id: str) -> list[Record]:
         """The records from slurmctld, or from the accounting once slurmctld has dropped the job."""
-        return select_job(self._cluster.jobs(job_id), job_id) or select_job(self._cluster.past(job_id), job_id)
-
-    def _load_records(self, job: Job) -> list[Record]:
-        records = self._find_records(job.facts["job_id"])
-        if not records or all(record.state in ENDED for record in records):
-            raise RequestRefused(f"job {job.id} has ended")
-        return records
+        return select_job(self._programs.jobs(job_id), job_id) or select_job(self._programs.past(job_id), job_id)
 
     def _check_record(self, record: Record, labels: Mapping[str, str]) -> None:
         if self._users is not None and record.user not in self._users:
@@ -319,17 +251,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="USR1, USR2 or HUP, to the batch script (@batch), the steps (@steps) or both (@full); "
         "for runs without a label checkpoint_signal (default: none is sent)",
     )
-    add(
-        "--park-partition",
-        metavar="NAME",
-        help="preemptible low-priority partition into which parked jobs are requeued (default: requeued and held)",
-    )
     add_return_option(parser)
-    add("--rest", metavar="URL", help="use slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
-    add("--cluster", metavar="NAME", help="the cluster's name, required with --rest")
-    add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: from the token)")
-    add("--token-file", type=Path, metavar="FILE", help="file with the JWT, read at every request")
-    add("--token-command", metavar="COMMAND", help="prints the JWT, run at every request (default: $SLURM_JWT)")
     add_service_options(parser)
     add_receiver_options(parser)
 
@@ -338,18 +260,11 @@ def run(options: argparse.Namespace) -> int:
     users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
-    if options.rest and options.park_partition:
-        raise ConfigurationError("park-partition: slurmrestd can only cancel.")
-    if options.return_idle and (options.rest or options.park_partition):
-        raise ConfigurationError("return-idle: it is for jobs that are held, with Slurm's commands.")
-    if options.rest and signal is not None and signal.where != "full":
-        raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal the whole job; write @full.")
     action = SlurmJobControl(
-        _create_cluster(options),
+        _require_programs(copy_environment(options.secret_env, options.key_env)),
         users=users,
         partitions=partitions,
         default_signal=signal,
-        park_partition=options.park_partition,
     )
     return run_receiver(action, options, "slurm", action.others_wait)
 
@@ -361,22 +276,10 @@ def _find_user() -> str:
         raise ConfigurationError("allow-user: this user has no name; name users with --allow-user.") from None
 
 
-def _create_cluster(options: argparse.Namespace) -> Cluster:
-    environment = copy_environment(options.secret_env, options.key_env)
-    if not options.rest:
-        programs = Programs(environment)
-        if options.cluster:
-            raise ConfigurationError("cluster: it requires --rest; Slurm's commands know their cluster.")
-        missing = programs.list_missing()
-        if missing:
-            raise ConfigurationError(
-                f"PATH: it has no {', '.join(missing)}; start the receiver where Slurm's commands are installed, "
-                "or use slurmrestd with --rest."
-            )
-        return programs
-    if not options.cluster:
+def _require_programs(environment: Mapping[str, str]) -> Programs:
+    programs = Programs(environment)
+    if missing := programs.list_missing():
         raise ConfigurationError(
-            "cluster: set the cluster with --cluster, with the value of SLURM_CLUSTER_NAME in a job."
+            f"PATH: it has no {', '.join(missing)}; start the receiver where Slurm's commands are installed."
         )
-    token = choose_token(options.token_command, options.token_file, environment)
-    return Rest(validate_rest_url(options.rest), options.cluster, options.rest_user, token)
+    return programs

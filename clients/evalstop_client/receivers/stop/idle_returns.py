@@ -1,4 +1,4 @@
-"""Lets parked jobs run while nobody waits for their GPUs, as a low-priority partition would, and sets them aside again.
+"""Lets parked jobs run while nobody waits for their GPUs, and sets them aside again.
 
 The service is told nothing: the run stays parked, its evals count, and the decision is taken back once one of them is
 no longer suspect. Where the job fits, and when, is left to its scheduler.

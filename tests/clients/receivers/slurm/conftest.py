@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.receivers.slurm.launcher import SlurmLauncher, connect_by_commands, open_connections
+from tests.clients.receivers.slurm.launcher import SlurmLauncher
 from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 
@@ -26,13 +26,10 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def launcher(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmLauncher]:
+def launcher(cluster: SlurmCluster) -> Iterator[SlurmLauncher]:
     """Starts jobs that are cancelled after the test, in a folder that the node's daemon can write to."""
-    folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
+    folder = cluster.folder / "tests" / f"test-{time.monotonic_ns()}"
     folder.mkdir()
-    connect = getattr(request.cls, "connect", connect_by_commands)
-    launcher = SlurmLauncher(cluster, folder, lambda: connect(cluster))
+    launcher = SlurmLauncher(cluster, folder)
     yield launcher
     cluster.cancel_all_jobs()
-    while open_connections:
-        open_connections.pop().close()

@@ -1,16 +1,14 @@
-"""Starts jobs on a real Slurm, and connects to it by its commands or through slurmrestd."""
+"""Starts jobs on a real Slurm."""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.control import Cluster, SlurmJobControl
-from evalstop_client.receivers.slurm.rest import Rest
+from evalstop_client.receivers.slurm.control import SlurmJobControl
 from evalstop_client.receivers.stop.job_control import CheckpointSignal
 
 from tests.clients.programs import wait_until
@@ -33,15 +31,16 @@ class SlurmLauncher:
 
     cluster: SlurmCluster
     folder: Path
-    connect: Callable[[], Cluster]
     jobs: list[str] = field(default_factory=list)
     users: frozenset[str] | None = frozenset({USER})
     partitions: frozenset[str] | None = None
-    park_partition: str | None = None
 
     @property
     def saves_file(self) -> Path:
         return self.folder / f"saves-{len(self.jobs)}"
+
+    def connect(self) -> Programs:
+        return Programs(self.cluster.environment)
 
     def job_control(self) -> SlurmJobControl:
         return SlurmJobControl(
@@ -49,7 +48,6 @@ class SlurmLauncher:
             users=self.users,
             partitions=self.partitions,
             default_signal=FULL_SIGNAL,
-            park_partition=self.park_partition,
         )
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
@@ -72,19 +70,3 @@ class SlurmLauncher:
 
     def count_saves(self) -> int:
         return len(self.saves_file.read_text().split())
-
-
-def connect_by_commands(cluster: SlurmCluster) -> Cluster:
-    """Slurm by its commands."""
-    return Programs(cluster.environment)
-
-
-def connect_by_rest(cluster: SlurmCluster) -> Cluster:
-    """Slurm through slurmrestd."""
-    token = cluster.create_token()
-    open_connections.append(Rest(cluster.rest_url, cluster.name, None, lambda: token))
-    return open_connections[-1]
-
-
-open_connections: list[Rest] = []
-"""Closed after each test."""

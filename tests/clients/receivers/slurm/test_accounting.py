@@ -9,7 +9,7 @@ from evalstop_client.receivers import Gone, Unproven
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone
-from tests.clients.receivers.slurm.launcher import SlurmLauncher, connect_by_commands
+from tests.clients.receivers.slurm.launcher import SlurmLauncher
 from tests.fixtures.slurm import SlurmCluster, SlurmUnavailable, start_slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -33,7 +33,7 @@ def test_end_of_a_forgotten_job_is_known_to_slurmdbd(launcher: SlurmLauncher, cl
     assert wait_until_gone(started.job_control, job).details["gpus_freed"] == 1
     job_id = launcher.jobs[0]
     wait_until(lambda: not cluster.run_command("squeue", "--noheader", "--states=all", "--format=%A"), 120)
-    assert connect_by_commands(cluster).jobs(job_id) == []
+    assert launcher.connect().jobs(job_id) == []
     end = launcher.job_control().check_job(job)
     assert isinstance(end, Gone)
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 1)

@@ -1,4 +1,4 @@
-"""Stops from the eval to the freed GPU on a real Slurm, by webhook, pull endpoint and slurmrestd, with faults."""
+"""Stops from the eval to the freed GPU on a real Slurm, by webhook and pull endpoint, with faults."""
 
 from __future__ import annotations
 
@@ -106,18 +106,6 @@ def test_stop_by_pull_endpoint(deployment: Deployment) -> None:
     """A receiver that fetches its events does the same."""
     deployment.start_pulling_receiver("pull", *CHECKPOINT_OPTIONS)
     check_stop_frees_a_gpu(deployment, "pull")
-
-
-@pytest.mark.nightly
-def test_stop_through_slurmrestd(deployment: Deployment) -> None:
-    """Signal, cancel and confirmation through slurmrestd, with a token from a command."""
-    options = ["--rest", deployment.cluster.rest_url, "--cluster", deployment.cluster.name]
-    options += ["--token-command", "scontrol token lifespan=60", "--checkpoint-signal", "USR1@full"]
-    deployment.start_listening_receiver("rest", *options)
-    job = deployment.submit_trainer("through-rest", "--slow-save-seconds", "1")
-    details = deployment.wait_for_confirmation(job)
-    assert (details["how"], details["checkpoint"], details["gpus_freed"]) == ("cancelled", "saved", 1)
-    assert_saved_first(job)
 
 
 @pytest.mark.nightly

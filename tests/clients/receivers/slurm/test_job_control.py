@@ -1,4 +1,4 @@
-"""SlurmJobControl on a real Slurm, by its commands and through slurmrestd: conformance, and Slurm's own rules."""
+"""SlurmJobControl on a real Slurm: conformance, and Slurm's own rules."""
 
 from __future__ import annotations
 
@@ -6,64 +6,31 @@ import os
 import pwd
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Job, Present, Unproven
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.control import Cluster, SlurmJobControl
-from evalstop_client.receivers.slurm.rest import Rest, has_expired
+from evalstop_client.receivers.slurm.control import SlurmJobControl
 from evalstop_client.receivers.stop.job_control import parse_stop_request
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import Conformance, find_job, make_stop_request, wait_until_gone
-from tests.clients.receivers.slurm.launcher import (
-    FULL_SIGNAL,
-    USER,
-    SlurmLauncher,
-    connect_by_commands,
-    connect_by_rest,
-    open_connections,
-)
+from tests.clients.receivers.slurm.launcher import FULL_SIGNAL, USER, SlurmLauncher
 from tests.clients.webhooks import make_stop_event
-from tests.fixtures.slurm import SlurmCluster, read_version
+from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real
 
 
-class TestByCommands(Conformance):
+class TestSlurm(Conformance):
     """squeue, scancel and scontrol."""
 
-    connect = staticmethod(connect_by_commands)
 
-
-@pytest.mark.nightly
-class TestByRest(Conformance):
-    """slurmrestd."""
-
-    connect = staticmethod(connect_by_rest)
-
-
-INTERFACES = pytest.mark.parametrize(
-    "connect",
-    [
-        pytest.param(connect_by_commands, id="commands"),
-        pytest.param(connect_by_rest, id="rest", marks=pytest.mark.nightly),
-    ],
-)
-
-
-@INTERFACES
-def test_only_one_task_of_an_array_is_cancelled(
-    launcher: SlurmLauncher, connect: Callable[[SlurmCluster], Cluster]
-) -> None:
+def test_only_one_task_of_an_array_is_cancelled(launcher: SlurmLauncher) -> None:
     """The last task of an array has the array's own id, and a cancel by that id would end every task."""
-    launcher.connect = lambda: connect(launcher.cluster)
     started = launcher.start_script("", "--array=0-1", "--gres=gpu:1")
     array = launcher.jobs[0]
     wait_until(lambda: [record.state for record in launcher.connect().jobs(array)] == ["RUNNING", "RUNNING"])
@@ -206,7 +173,7 @@ def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> N
 
 @pytest.mark.nightly
 def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
-    """@batch signals only the script and @steps only the steps; slurmrestd, which cannot separate them, refuses."""
+    """@batch signals only the script and @steps only the steps."""
     file = launcher.folder / "signals"
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
     step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
@@ -214,53 +181,13 @@ def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher)
     job = launcher.cluster.submit_job(script, "--output=/dev/null", "--gres=gpu:1")
     launcher.jobs.append(job)
     wait_until(lambda: file.exists() and "up" in file.read_text())
-    programs = connect_by_commands(launcher.cluster)
-    assert programs.signal(job, USER, "USR1", "batch")
+    programs = launcher.connect()
+    programs.signal(job, USER, "USR1", "batch")
     wait_until(lambda: "batch" in file.read_text())
-    assert programs.signal(job, USER, "USR1", "steps")
+    programs.signal(job, USER, "USR1", "steps")
     wait_until(lambda: "step" in file.read_text())
     assert file.read_text().split() == ["up", "batch", "step"]
-    assert not connect_by_rest(launcher.cluster).signal(job, USER, "USR1", "batch")
     assert launcher.cluster.get_job_state(job) == "RUNNING"
-
-
-@pytest.mark.nightly
-def test_slurmrestd_errors_are_unavailable(launcher: SlurmLauncher) -> None:
-    """A bad token, one of another key, and a refused connection say nothing about a job, and are retried."""
-    of_another_key = launcher.cluster.create_token().rpartition(".")[0] + ".c2lnbmF0dXJl"
-    for url, token in (
-        (launcher.cluster.rest_url, "bad"),
-        (launcher.cluster.rest_url, of_another_key),
-        ("http://127.0.0.1:1", "bad"),
-    ):
-        rest = Rest(url, launcher.cluster.name, USER, partial(str, token))
-        open_connections.append(rest)
-        with pytest.raises(SchedulerUnavailable):
-            rest.jobs("1")
-
-
-@pytest.mark.nightly
-def test_expired_token_is_to_be_renewed(launcher: SlurmLauncher) -> None:
-    """Each request with an expired token is retried, with an error that says to renew it; then the job is stopped."""
-    started = launcher.start()
-    token = launcher.cluster.create_token(seconds=3)
-    rest = Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token)
-    open_connections.append(rest)
-    job_control = SlurmJobControl(rest, users=None)
-    job = find_job(job_control, started.labels)
-    wait_until(lambda: has_expired(token))
-    time.sleep(1.5)  # Slurm compares whole seconds, by a clock that is some milliseconds late
-    for request in (
-        lambda: job_control.check_job(job),
-        lambda: rest.signal(job.id, USER, "USR1", "full"),
-        lambda: job_control.cancel_job(job, make_stop_request(started.labels)),
-        lambda: job_control.kill_job(job),
-    ):
-        with pytest.raises(SchedulerUnavailable, match="renew the token"):
-            request()
-    token = launcher.cluster.create_token()
-    job_control.cancel_job(job, make_stop_request(started.labels))
-    assert wait_until_gone(job_control, job).state == "CANCELLED"
 
 
 @pytest.mark.nightly
@@ -271,15 +198,12 @@ def test_stopped_controller_is_unavailable(launcher: SlurmLauncher) -> None:
         ""
     )  # without a GPU: Slurm 22.05 never frees one that was held over a restart of slurmctld
     job = started.find()
-    by_rest = SlurmJobControl(connect_by_rest(launcher.cluster), users=None)
-    assert isinstance(by_rest.check_job(job), Present)
     launcher.cluster.stop_controller()
     try:
-        for job_control in (started.job_control, by_rest):
-            with pytest.raises(SchedulerUnavailable):
-                job_control.check_job(job)
         with pytest.raises(SchedulerUnavailable):
-            by_rest.cancel_job(job, make_stop_request(started.labels))
+            started.job_control.check_job(job)
+        with pytest.raises(SchedulerUnavailable):
+            started.job_control.cancel_job(job, make_stop_request(started.labels))
     finally:
         launcher.cluster.start_controller()
     assert isinstance(started.job_control.check_job(job), Present)
@@ -301,24 +225,17 @@ def other_user(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.nightly
 def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
-    """Where Slurm denies access to a job, its message is in the refusal, by commands and by REST; the job runs on."""
+    """Where Slurm denies access to a job, its message is in the refusal, and the job runs on."""
     started = launcher.start()
-    connections: list[Cluster] = [Programs(other_user)]
-    if read_version() < (24, 5):  # later ones hang on such a request of slurmrestd's if they have no accounting storage
-        token = launcher.cluster.create_token("nobody")
-        open_connections.append(Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token))
-        connections.append(open_connections[-1])
-    for connection in connections:
-        job_control = SlurmJobControl(connection, users=None, default_signal=FULL_SIGNAL)
-        job = job_control.find_job(make_stop_request(started.labels))
-        assert isinstance(job, Job)
-        with pytest.raises(RequestRefused, match="denied"):
-            job_control.request_checkpoint(job, make_stop_request(started.labels))
-        with pytest.raises(RequestRefused, match="denied"):
-            job_control.cancel_job(job, make_stop_request(started.labels))
-        with pytest.raises(RequestRefused, match="denied"):
-            job_control.kill_job(job)
-        assert isinstance(job_control.check_job(job), Present)
+    job_control = SlurmJobControl(Programs(other_user), users=None, default_signal=FULL_SIGNAL)
+    job = find_job(job_control, started.labels)
+    with pytest.raises(RequestRefused, match="denied"):
+        job_control.request_checkpoint(job, make_stop_request(started.labels))
+    with pytest.raises(RequestRefused, match="denied"):
+        job_control.cancel_job(job, make_stop_request(started.labels))
+    with pytest.raises(RequestRefused, match="denied"):
+        job_control.kill_job(job)
+    assert isinstance(job_control.check_job(job), Present)
     assert launcher.count_saves() == 0
 
 

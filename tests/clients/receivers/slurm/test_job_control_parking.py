@@ -1,4 +1,4 @@
-"""SlurmJobControl parks jobs of a real Slurm: held in the queue, or in a partition with preemption."""
+"""SlurmJobControl parks jobs of a real Slurm: held in the queue."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import Job, Present, Receiver
-from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
@@ -32,32 +31,6 @@ def test_parked_job_is_held_until_it_is_resumed(launcher: SlurmLauncher) -> None
     started.job_control.resume_job(job)
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
-
-
-@pytest.mark.nightly
-def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -> None:
-    """Parked in another partition a job runs on idle GPUs, is preempted, and returns when resumed."""
-    launcher.park_partition = "low"
-    suspect = launcher.start_script("", "--gres=gpu:2")
-    job = suspect.find()
-    waiting = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    launcher.jobs.append(waiting)
-    suspect.job_control.park_job(job, make_stop_request(suspect.labels))
-    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low"
-    wait_until(lambda: launcher.cluster.get_job_state(waiting) == "COMPLETED")
-    launcher.cluster.start_requeued_job(job.id)
-    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
-    assert wait_until_parked(suspect.job_control, job).details["partition"] == "low", (
-        "a job that runs on idle GPUs is still parked"
-    )
-    second_waiting = launcher.cluster.submit_job("sleep 2", "--output=/dev/null", "--gres=gpu:2")
-    launcher.jobs.append(second_waiting)
-    wait_until(lambda: launcher.cluster.get_job_state(second_waiting) == "RUNNING")
-    assert launcher.cluster.get_job_state(job.id) in ("PENDING", "REQUEUED", "COMPLETING")
-    suspect.job_control.resume_job(job)
-    launcher.cluster.start_requeued_job(job.id)
-    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
-    assert launcher.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
 
 
 @pytest.mark.nightly
@@ -104,32 +77,6 @@ def test_held_job_runs_while_nobody_waits(launcher: SlurmLauncher) -> None:
     assert [entry.stop.idle_returns for entry in journal.list_parked()] == [1]
     returns.look()
     wait_until_parked(started.job_control, job)
-
-
-class UnreliableCluster(Programs):
-    """Slurm's commands, of which the first release fails."""
-
-    has_failed = False
-
-    def release(self, job: str) -> None:
-        if not self.has_failed:
-            self.has_failed = True
-            raise SchedulerUnavailable("scontrol did not end within 30 s")
-        super().release(job)
-
-
-@pytest.mark.nightly
-def test_job_that_was_moved_but_not_released_is_released(launcher: SlurmLauncher) -> None:
-    """Parking is repeated after an error, and the job does not stay held in the partition for parked jobs."""
-    launcher.park_partition = "low"
-    launcher.connect = lambda: UnreliableCluster(launcher.cluster.environment)
-    started = launcher.start()
-    job, request = started.find(), make_stop_request(started.labels)
-    with pytest.raises(SchedulerUnavailable):
-        started.job_control.park_job(job, request)
-    started.job_control.park_job(job, request)
-    launcher.cluster.start_requeued_job(job.id)
-    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
 @pytest.mark.nightly

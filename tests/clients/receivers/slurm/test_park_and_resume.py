@@ -19,41 +19,22 @@ pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The run continues from its checkpoint on idle GPUs, is resumed when it recovers, and ends with a better eval."""
-    with running_service(tmp_path / "service") as service, deploy(cluster, service, tmp_path) as deployment:
-        deployment.start_listening_receiver("receiver", "--park-partition", "low")
-        suspect, folder, parked = park_while_another_runs(deployment, tmp_path)
-        assert cluster.get_job_state(suspect.id) == "PENDING"
-        cluster.start_requeued_job(suspect.id)
-        wait_for_status(deployment, suspect, "running")  # it has recovered, and is moved back into its own partition
-        wait_until(lambda: read_state_and_partition(cluster, suspect) == ("PENDING", "gpu"), STOP_SECONDS)
-        cluster.start_requeued_job(suspect.id)
-        completed = wait_for_status(deployment, suspect, "completed")
-        wait_until(lambda: cluster.get_job_state(suspect.id) == "COMPLETED", STOP_SECONDS)  # its output is written
-        output = (folder / "output").read_text()
-        history = deployment.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
-    assert "resumed at step" in output
-    assert [change["state"] for change in history][-2:] == ["parked", "undone"]
-    assert history[-1]["actor"] == "policy reversible version 1"
-    assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], (
-        "the eval, a loss, did not improve"
-    )
-    decided, freed = (datetime.fromisoformat(history[i]["at"]) for i in (0, -2))
-    print(f"{(freed - decided).total_seconds():.2f} s from the decision to the freed GPUs")
-
-
-def test_held_run_recovers_while_nobody_waits(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """A held run is let run when nobody waits, is resumed by its own evals, and goes on without another start."""
+    """A held run continues from its checkpoint when nobody waits, recovers, and ends with a better eval."""
     with running_service(tmp_path / "service") as service, deploy(cluster, service, tmp_path) as deployment:
         deployment.start_listening_receiver("receiver", "--return-idle", "1")
         suspect, folder, parked = park_while_another_runs(deployment, tmp_path)
         wait_until(lambda: "may run while nobody waits" in deployment.read_log("receiver"), STOP_SECONDS)
         cluster.start_requeued_job(suspect.id)
-        wait_for_status(deployment, suspect, "completed")
+        completed = wait_for_status(deployment, suspect, "completed")
         history = deployment.api.get(f"/decisions/{parked['decision']['id']}").raise_for_status().json()["history"]
     assert [change["state"] for change in history][-2:] == ["parked", "undone"]
     assert history[-1]["actor"] == "policy reversible version 1"
     assert (folder / "output").read_text().count("resumed at step") == 1
+    assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], (
+        "the eval, a loss, did not improve"
+    )
+    decided, freed = (datetime.fromisoformat(history[i]["at"]) for i in (0, -2))
+    print(f"{(freed - decided).total_seconds():.2f} s from the decision to the freed GPUs")
 
 
 def park_while_another_runs(deployment: Deployment, tmp_path: Path) -> tuple[Job, Path, dict[str, Any]]:
@@ -67,11 +48,6 @@ def park_while_another_runs(deployment: Deployment, tmp_path: Path) -> tuple[Job
     parked = wait_for_status(deployment, suspect, "parked")
     wait_until(lambda: deployment.cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
     return suspect, folder, parked
-
-
-def read_state_and_partition(cluster: SlurmCluster, job: Job) -> tuple[str, ...]:
-    """The state of a job, and its partition."""
-    return tuple(cluster.run_command("squeue", "--noheader", "--format=%T %P", f"--jobs={job.id}").split())
 
 
 def wait_for_status(deployment: Deployment, job: Job, status: str) -> dict[str, Any]:
