@@ -113,6 +113,16 @@ def test_fall_at_constant_kl_gives_no_evidence() -> None:
     assert "do not fit" in evidence[-1].note
 
 
+def test_kl_stands_still_is_said_only_when_it_does() -> None:
+    """Of a KL that stopped the note says that it stands still, not of one that rises as ever in a long run."""
+    notes = []
+    for stops_at in (380, 400):
+        distances = [min(step, stops_at) ** 0.5 for step in range(400)]
+        scores = [d + 0.2 * max(step - 380, 0) + 0.02 * (step % 3) for step, d in enumerate(distances)]
+        notes.append(collect_at_evals(scores, [d**2 for d in distances], stderr=0.02)[-1].note)
+    assert ["stands still" in note for note in notes] == [True, False], notes
+
+
 def test_other_curves_give_no_evidence() -> None:
     """If neither curve fits, the value is 0 and the note says that the fit is not used."""
     evidence = run_detector(lambda d: math.sin(4 * d), spread_distances(6, 100), 0.01)

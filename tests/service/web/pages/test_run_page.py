@@ -45,7 +45,7 @@ def find_stop_step(database: Database, run: Run, name: str) -> int | None:
 @SQLITE_ONLY
 def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """Each shipped policy is replayed on the run, and one sentence says where it would have stopped."""
-    run, decision = tenant.open_stopped_run("ppo", HACKING, total_steps=600)
+    run, _ = tenant.open_stopped_run("ppo", HACKING, total_steps=600)
     page = get_html(visitor, f"/runs/{run.id}")
     stops = set()
     for name in POLICIES:
@@ -58,8 +58,7 @@ def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Da
         )
     assert len(stops) > 2
     assert answer["step"] is not None
-    assert f"at step {answer['step']}, {abs(decision.step - answer['step'])} steps " in answer["sentence"]
-    assert re.search(r"; the best checkpoint would be that of step \d+\.", answer["sentence"])
+    assert answer["sentence"].endswith(f"at step {answer['step']}.")
 
 
 @SQLITE_ONLY

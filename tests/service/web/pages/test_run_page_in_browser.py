@@ -106,9 +106,9 @@ def test_open_page_without_data_shows_the_first(window: Window, tenant: Tenant) 
 
 
 @pytest.mark.nightly
-def test_share_covered_and_probability_panels(window: Window, tenant: Tenant) -> None:
-    """The chart has a panel for the range covered, one for the probability of a turn once it is not 0, and a lane for
-    each observer, which says when it called."""
+def test_probability_panel_and_lanes(window: Window, tenant: Tenant) -> None:
+    """The chart has a panel for the probability of a turn once it is not 0, and a lane for each observer, which says
+    when it called."""
     page, panels = window.page, window.page.locator("#chart .annotation-text")
     window.sign_in(tenant)
     run = tenant.open_run("ppo", policy="default", total_steps=600)
@@ -116,18 +116,12 @@ def test_share_covered_and_probability_panels(window: Window, tenant: Tenant) ->
     page.goto(f"{window.address}/runs/{run.id}")
     expect(panels.get_by_text("k_decline observes, no call")).to_be_visible()
     expect(page.locator("[data-toggle=turned]")).to_be_hidden()
-    tenant.post_evals(run, EVALS[3:20])
-    expect(panels.get_by_text("final range covered")).to_be_visible()
-    expect(page.locator("#covered-note")).to_be_visible()
-    expect(page.locator("#gao .main-svg").first).to_be_visible()
-    tenant.post_evals(run, EVALS[20:29])
+    tenant.post_evals(run, EVALS[3:29])
     expect(panels.get_by_text("probability of having turned")).to_be_visible()
     expect(page.locator("#chart").get_by_text("50 %", exact=True).first).to_be_visible()
     expect(panels.get_by_text("k_decline observes, called at step 260")).to_be_visible()
     page.click("[data-toggle=lanes]")
     expect(panels.get_by_text("k_decline")).to_have_count(0)
-    page.click("[data-toggle=covered]")
-    expect(panels.get_by_text("final range covered")).to_have_count(0)
     window.assert_no_errors()
 
 
@@ -282,19 +276,6 @@ def test_slow_update_does_not_undo_show_more(window: Window, tenant: Tenant) -> 
         blocked[0].continue_()
     page.wait_for_timeout(200)
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
-
-
-@pytest.mark.nightly
-def test_run_without_kl_has_no_chart_over_kl(window: Window, tenant: Tenant) -> None:
-    """The detectors have their lanes, and there is no chart over KL until a metric gets the role kl."""
-    page = window.page
-    window.sign_in(tenant)
-    run = tenant.open_run(metrics={"reward/gold": {"role": "eval", "direction": "maximize"}})
-    tenant.post_evals(run, EVALS[:28])
-    page.goto(f"{window.address}/runs/{run.id}")
-    expect(page.locator("#chart .annotation-text", has_text="decides")).to_be_visible()
-    expect(page.locator("#gao-card")).to_be_hidden()
-    window.assert_no_errors()
 
 
 @pytest.mark.nightly

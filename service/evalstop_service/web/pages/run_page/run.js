@@ -1,25 +1,22 @@
-// The chart of a run by step, in panels: eval, proxy, KL, the probability that the eval has turned, the share of its final
-// range that the run has covered, and a lane for each other detector: its evidence against its threshold.
+// The chart of a run by step, in panels: eval, proxy, KL, the probability that the eval has turned, and a lane for each
+// other detector: its evidence against its threshold.
 
-import { onAnalysis } from "./analysis.js";
 import { axis, axisTitle, band, draw, drawable, escape, loadPlotly, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
 const main = document.querySelector("main");
-const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, lanes: true, best: true, raw: true, segments: false };
+const shown = { eval: true, proxy: true, kl: true, turned: true, lanes: true, best: true, raw: true, segments: false };
 const NONE = { steps: [], values: [], stderrs: [] };
 const PANELS = [
   { name: "eval", title: "eval", px: 260 },
   { name: "proxy", title: "proxy", px: 105 },
   { name: "kl", title: "KL", px: 85 },
   { name: "turned", title: "probability of having turned", px: 105 },
-  { name: "covered", title: "final range covered", px: 105 },
 ];
 const LANE_PX = 24;
 const LANE_TOP = 1.3; // of the threshold
 const MOST_NOTED = 70; // characters of a detector's note
-const SHARES = new Set(["turned", "covered"]); // from 0 to 100 %
 const GAP_PX = 28;
 const LABEL_PX = 150;
 const LINE_PX = 18;
@@ -43,6 +40,16 @@ async function load() {
   }
   if (segments) await loadSegments();
   await drawChart();
+}
+
+async function loadEvidence() {
+  const { note, tracks } = await (await fetchSameOrigin(`${location.pathname}/analysis.json`)).json();
+  for (const track of tracks) track.values = drawable(track.values);
+  posterior = tracks.find((track) => track.detector === "posterior") ?? null;
+  hasProbability = posterior !== null && posterior.values.some((value) => value > 0);
+  lanes = tracks.filter((track) => track.steps.length && !(track === posterior && hasProbability));
+  document.querySelector("[data-note=lanes]").textContent = `Strips: the evidence of each detector of the policy. It calls for a stop where it reaches the dashed line; the triangle is its first call. Observers are measured, and decide nothing. ${note}`;
+  return redraw();
 }
 
 async function loadSegments() {
@@ -74,7 +81,6 @@ function drawChart() {
   const note = document.querySelector("[data-note=segments]");
   note.hidden = !(shown.segments && segments);
   if (!note.hidden) note.textContent = describeSegments();
-  document.getElementById("covered-note").hidden = !data("covered").steps.length;
   document.querySelector("[data-note=lanes]").hidden = lanes.length === 0;
   if (empty) return undefined;
   const color = palette();
@@ -99,7 +105,6 @@ function drawChart() {
 
 function data(name) {
   if (name === "turned") return hasProbability ? posterior : NONE;
-  if (name === "covered") return posterior?.covered ?? NONE;
   return series.series.find((item) => item.role === name) ?? NONE;
 }
 
@@ -124,7 +129,7 @@ function addPanel(drawing, panel, color) {
   const hasValues = values.some((value) => value !== null);
   drawing[panel.axis.replace("y", "yaxis")] = axis(color, {
     type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
-    ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["0 %", "50 %", "100 %"] } : {}),
+    ...(panel.name === "turned" ? { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["0 %", "50 %", "100 %"] } : {}),
   });
   const call = panel.name === "turned" && posterior.call_step !== null ? `, called at step ${posterior.call_step.toLocaleString("en")}` : "";
   const title = hasValues ? panel.title + call : `${panel.title}: no finite value yet`;
@@ -194,7 +199,7 @@ function describeEvidence(track, i) {
 }
 
 function paint(name) {
-  return { turned: "hue-4", covered: "hue-1" }[name] ?? name;
+  return name === "turned" ? "hue-4" : name;
 }
 
 function traces(name, color, yaxis) {
@@ -205,12 +210,6 @@ function traces(name, color, yaxis) {
     hovertemplate: "%{y:.4~g}",
   };
   if (name === "turned") return [callMark(item, item.stop_at, yaxis, color), { ...line, line: { ...line.line, shape: "hv" }, text: item.values.map((value) => (value === null ? "" : percent(value))), hovertemplate: "%{text}" }];
-  if (name === "covered") {
-    return [
-      shade(band(item.steps, item.low, item.high), yaxis, `${color("hue-1")}2b`, shown.covered),
-      { ...line, text: item.values.map((value, i) => `${percent(value, 0)} (${percent(item.low[i], 0)} to ${percent(item.high[i], 0)})`), hovertemplate: "%{text}" },
-    ];
-  }
   if (name !== "eval") return [line];
   const mark = (key, at, marker, title) => ({
     type: "scatter", mode: "markers", name: title, x: at ? [at.step] : [], y: at ? [at.score] : [], yaxis,
@@ -288,11 +287,6 @@ onChange(load);
 redrawn(redraw);
 toggles(document.querySelector(".legend"), shown, showOrHide);
 onTried(redraw);
-onAnalysis((analysis) => {
-  posterior = analysis.evidence.tracks.find((track) => track.detector === "posterior") ?? null;
-  hasProbability = posterior !== null && posterior.values.some((value) => value > 0);
-  lanes = analysis.evidence.tracks.filter((track) => track.steps.length && !(track === posterior && hasProbability));
-  document.querySelector("[data-note=lanes]").textContent = `Strips: the evidence of each detector of the policy. It calls for a stop where it reaches the dashed line; the triangle is its first call. Observers are measured, and decide nothing. ${analysis.evidence.note}`;
-  return redraw();
-});
+onChange(loadEvidence);
+loadEvidence();
 load();
