@@ -12,7 +12,7 @@ import pytest
 from evalstop_detectors import Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
-from evalstop_service.ingest.messages import REPLAYS, CostlyRuns, EditCosts
+from evalstop_service.ingest.messages import REPLAYS, EditCosts
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
@@ -132,17 +132,6 @@ def test_replay_does_not_delay_other_runs(project: ProjectFixture) -> None:
     assert asyncio.run(post())
 
 
-def test_run_is_costly_until_a_step_is_within_the_budget() -> None:
-    """A step over the budget marks the run, and a step well within it removes the mark."""
-    costly, run_id = CostlyRuns(0.2), uuid4()
-    assert [costly.weigh_step(run_id, seconds) for seconds in (0.2, 0.3, 0.1)] == [False, True, False]
-    assert run_id in costly
-    assert costly.find_among({run_id, uuid4()}) == {run_id: 0.3}
-    assert not costly.weigh_step(run_id, 0.04)
-    assert run_id not in costly
-    assert not costly
-
-
 @pytest.mark.parametrize(("step_seconds", "commits"), [(0.0, 2), (60.0, 1)])
 def test_costly_run_is_committed_separately_and_marked(
     project: ProjectFixture, step_seconds: float, commits: int
@@ -183,17 +172,37 @@ class RestingDetector(FakeDetector, frozen=True):
         return state + 1, Evidence(Kind.COUNT, 0.0)
 
 
+def rest_in_each_step(project: ProjectFixture, run: Run) -> None:
+    """Have the cached run judged by `RestingDetector`."""
+    state = project.cached_state(run)
+    policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
+    watch, monitor = WatchedMetrics(state.run, policy), replace(start(policy), last=state.monitor.last)
+    project.cache.put_states([replace(state, watch=watch, monitor=monitor)])
+
+
 def test_run_is_not_costly_for_the_time_that_its_replay_rests(project: ProjectFixture) -> None:
     """Only the time that its detectors compute counts."""
     run = project.open_run()
     project.post_observations(run, evals(0.5))
     project.post_observations(run, evals(0.5, start=2))
-    state = project.cached_state(run)
-    policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
-    watch, monitor = WatchedMetrics(state.run, policy), replace(start(policy), last=state.monitor.last)
-    project.cache.put_states([replace(state, watch=watch, monitor=monitor)])
+    rest_in_each_step(project, run)
     metrics, limits = ServiceMetrics(), Limits(step_seconds=0.2)
     committer = Committer(project.database, project.cache, lambda: NOW, metrics, limits)
     with running_in_thread(committer):
         committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(evals(0.6, start=1)))))
     assert metrics.registry.get_sample_value("evalstop_costly_steps_total") == 0
+
+
+def test_run_is_no_longer_costly_after_a_step_within_the_budget(project: ProjectFixture) -> None:
+    """The first step takes too long on the event loop; in a thread of its own the second computes for a moment."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.5))
+    rest_in_each_step(project, run)
+    metrics, limits = ServiceMetrics(), Limits(step_seconds=0.2)
+    committer = Committer(project.database, project.cache, lambda: NOW, metrics, limits)
+    counts = []
+    with running_in_thread(committer):
+        for step in (1, 2, 3):
+            committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(evals(0.5, start=step)))))
+            counts.append(metrics.registry.get_sample_value("evalstop_costly_steps_total"))
+    assert counts == [1, 1, 2]

@@ -22,7 +22,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
 from evalstop_service.ingest.group_commit import Entry, Group, GroupCommit
 from evalstop_service.ingest.load import RunCache
-from evalstop_service.ingest.messages import CostlyRuns, EditCosts, Limits, Message, Receipt
+from evalstop_service.ingest.messages import EditCosts, Limits, Message, Receipt
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ingest import IngestStore, PostgresIngest, SqliteIngest
@@ -63,9 +63,7 @@ class Committer:
         self._started_at = 0.0
         self._is_scheduled = False
         self._is_closed = True
-        self._costly = CostlyRuns(self._limits.step_seconds)
-        self._apart: asyncio.Task[None] | None = None  # the commit of one costly run
-        self._long: set[asyncio.Task[None]] = set()  # commits that others do not wait for, with that one
+        self._long: set[asyncio.Task[None]] = set()  # commits that others do not wait for
         self._edits: set[asyncio.Task[None]] = set()
         self.costs = EditCosts(self._limits)
         metrics.waiting_observations.set_function(lambda: self._size)
@@ -93,7 +91,6 @@ class Committer:
             self._clock,
             self._read_time,
             self._metrics,
-            self._costly,
             self.costs,
             self._limits,
             self._let_others_start,
@@ -124,7 +121,7 @@ class Committer:
         self._size += size
         self._waiting_size += size
         self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size))
-        if not self._is_scheduled and (self._may_start() or (self._costly and self._may_start_apart(message.run_id))):
+        if not self._is_scheduled and self._may_start():
             self._is_scheduled = True  # other messages of this loop iteration join it
             self._loop.call_soon(self._start_commits)
         return future
@@ -156,47 +153,28 @@ class Committer:
             self._long.add(task)
             self._start_commits()
 
-    def _may_start_apart(self, run_id: UUID) -> bool:
-        return self._apart is None and run_id in self._costly and run_id not in self._busy
-
     def _start_commits(self) -> None:
         self._is_scheduled = False
         while self._may_start() and (group := self._next_group()):
             self._started_at = self._loop.time()
             self._loop.call_later(self._limits.slow_seconds, self._start_commits)
-            self._start_commit(group)
-        if self._costly:
-            run_id = next((run_id for run_id in self._waiting if self._may_start_apart(run_id)), None)
-            if run_id is not None:
-                self._busy.add(run_id)
-                self._apart = self._start_commit({run_id: self._waiting.pop(run_id)})
-                self._long.add(self._apart)
-
-    def _start_commit(self, group: Group) -> asyncio.Task[None]:
-        self._waiting_size -= sum([entry.size for entries in group.values() for entry in entries])
-        task = self._loop.create_task(self._commit_group(group))
-        self._commits.add(task)
-        task.add_done_callback(self._end_commit)
-        return task
+            self._waiting_size -= sum([entry.size for entries in group.values() for entry in entries])
+            task = self._loop.create_task(self._commit_group(group))
+            self._commits.add(task)
+            task.add_done_callback(self._end_commit)
 
     def _end_commit(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
         self._long.discard(commit)
-        if commit is self._apart:
-            self._apart = None
         self._start_commits()
 
     def _next_group(self) -> Group:
-        """The waiting messages of runs that are in no commit, oldest first, up to the size of one commit.
-
-        Runs whose detectors cost too much are committed separately.
-        """
+        """The waiting messages of runs that are in no commit, oldest first, up to the size of one commit."""
         requests, observations = self._limits.requests, self._limits.observations
-        idle = not self._busy and not self._costly
-        if idle and self._waiting_size <= observations and sum(map(len, self._waiting.values())) <= requests:
+        if not self._busy and self._waiting_size <= observations and sum(map(len, self._waiting.values())) <= requests:
             group, self._waiting = self._waiting, {}
         else:
-            ready = [run_id for run_id in self._waiting if run_id not in self._busy and run_id not in self._costly]
+            ready = [run_id for run_id in self._waiting if run_id not in self._busy]
             group = take_group(self._waiting, ready, requests, observations)
         self._busy.update(group)
         return group

@@ -30,7 +30,7 @@ from evalstop_service.ingest.changes import Changes, append
 from evalstop_service.ingest.consequences import carry_out
 from evalstop_service.ingest.edits import Edit
 from evalstop_service.ingest.load import RunCache, load_followed, load_runs
-from evalstop_service.ingest.messages import Answer, CostlyRuns, EditCosts, Limits, Message, Receipt, not_found
+from evalstop_service.ingest.messages import Answer, EditCosts, Limits, Message, Receipt, not_found
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
@@ -80,7 +80,7 @@ Group = dict[UUID, list[Entry]]
 class GroupCommit:
     """Commits groups of messages, several at a time if they share no run, and makes edits.
 
-    `let_others_start` is called in a commit that will take long. `costly` is weighed, `costs` are charged.
+    `let_others_start` is called in a commit that will take long. `costs` are charged.
     """
 
     def __init__(
@@ -91,22 +91,25 @@ class GroupCommit:
         clock: Clock,
         read_time: Callable[[Transaction], datetime],
         metrics: ServiceMetrics,
-        costly: CostlyRuns,
         costs: EditCosts,
         limits: Limits,
         let_others_start: Callable[[], object],
     ) -> None:
         self._store, self._cache, self._clock, self._read_time = store, cache, clock, read_time
         self._metrics = metrics
-        self._costly = costly
         self._let_others_start = let_others_start
         self._policies: dict[UUID, Policy] = {}
+        self._step_seconds = limits.step_seconds
         self._editor = Editor(database, self._policies, costs, read_time)
         self._edit_threads = ThreadPoolExecutor(limits.edits, "edit")
+        # Runs whose detectors took longer than `Limits.step_seconds`: they wait for each other only.
+        self._costly: set[UUID] = set()
+        self._costly_thread = ThreadPoolExecutor(1, "costly")
 
     async def close(self) -> None:
         """Close all connections, once nothing is committed any more."""
         self._edit_threads.shutdown()
+        self._costly_thread.shutdown()
         await self._store.close()
 
     async def commit(self, group: Group) -> None:
@@ -238,10 +241,12 @@ class GroupCommit:
         started_at = time.perf_counter()
         appended: list[Changes] = []
         for run_id, state in states.items():
+            if run_id in self._costly:  # made in a thread of its own, as an edit
+                continue
             entries = waiting[run_id]
             messages = [entry.message for entry in entries]
             arguments = (state, messages, requests.get(run_id), now)
-            if sum([entry.size for entry in entries]) > LARGE or (self._costly and run_id in self._costly):
+            if sum([entry.size for entry in entries]) > LARGE:
                 self._let_others_start()
                 changes, seconds = await asyncio.to_thread(_measure, time.thread_time, arguments)
             else:
@@ -255,25 +260,26 @@ class GroupCommit:
         return appended
 
     def _weigh(self, run_id: UUID, seconds: float) -> None:
-        if self._costly.weigh_step(run_id, seconds):
+        """Note whether a run is costly. Only a step well within the budget clears it."""
+        if seconds > self._step_seconds:
+            self._costly.add(run_id)
             self._metrics.costly_steps.inc()
+        elif seconds < self._step_seconds / 4:
+            self._costly.discard(run_id)
 
     async def _save(self, appended: Sequence[Changes], now: datetime) -> list[Changes]:
         """Save what was appended; returns what is durable, with its consequences."""
         if not appended:
             return []
         following: dict[UUID, Changes] = {}
-        costly = self._costly.find_among({changes.state.run.id for changes in appended}) if self._costly else {}
 
         def follow_up(tx: Transaction, saved: Collection[UUID]) -> None:
             for changes in appended:
                 if changes.follows and changes.state.run.id in saved:
                     following[changes.state.run.id] = carry_out(tx, changes, now, self._read_time)
-            for run_id in costly.keys() & saved:
-                run_details.record_costly_step(tx, run_id, costly[run_id])
 
         rows = [RunChange(changes.before.run, changes.state.run, changes.points) for changes in appended]
-        has_consequences = bool(costly) or any(changes.follows for changes in appended)
+        has_consequences = any(changes.follows for changes in appended)
         saved_ids = await self._store.save(rows, now, follow_up if has_consequences else None)
         saved = [following.get(item.state.run.id, item) for item in appended if item.state.run.id in saved_ids]
         self._cache.put_states(changes.state for changes in saved)
@@ -284,7 +290,8 @@ class GroupCommit:
         run_id, now = message.run_id, self._clock()
         edit = partial(self._editor.edit_run, message, self._cache.find_state(run_id), now, counts)
         try:
-            changes = await asyncio.get_running_loop().run_in_executor(self._edit_threads, edit)
+            threads = self._costly_thread if run_id in self._costly else self._edit_threads
+            changes = await asyncio.get_running_loop().run_in_executor(threads, edit)
         except ServiceError as error:
             if isinstance(error, TooOften):
                 self._metrics.refused.labels("replays").inc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -143,8 +142,8 @@ class Limits:
     `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
     `slow_seconds`: after this long the next commit may start; the slow one is probably waiting for a row lock.
     `edits`: concurrent edits, each in a thread. `requests`, `observations`: in one commit. `waiting`: observations
-    waiting or in a commit. `step_seconds`: a run whose detectors took longer in one commit is committed separately.
-    `replays`: per key.
+    waiting or in a commit. `step_seconds`: new observations of a run whose detectors took longer are judged in a thread
+    of their own. `replays`: per key.
     """
 
     commits: int = 4
@@ -155,27 +154,6 @@ class Limits:
     step_seconds: float = 0.2
     slow_seconds: float = 0.05
     replays: Rate = REPLAYS
-
-
-class CostlyRuns(dict[UUID, float]):
-    """The runs with detectors over their budget, with the seconds of the last such step."""
-
-    def __init__(self, budget_seconds: float) -> None:
-        super().__init__()
-        self._budget_seconds = budget_seconds
-
-    def weigh_step(self, run_id: UUID, seconds: float) -> bool:
-        """Record the time of a step; returns whether it exceeded the budget. A step well within it clears the run."""
-        if seconds > self._budget_seconds:
-            self[run_id] = seconds
-            return True
-        if self and seconds < self._budget_seconds / 4:
-            self.pop(run_id, None)
-        return False
-
-    def find_among(self, run_ids: Collection[UUID]) -> dict[UUID, float]:
-        """The seconds of these runs that are costly."""
-        return {run_id: seconds for run_id, seconds in self.items() if run_id in run_ids}
 
 
 class EditCosts:
