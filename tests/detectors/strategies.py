@@ -20,7 +20,6 @@ from evalstop_detectors import (
     Thresholds,
 )
 from evalstop_detectors.detectors.collapse import Collapse
-from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
@@ -57,7 +56,6 @@ RIVER_PARAMETERS: list[tuple[str, dict[str, bool | int | float | str]]] = [
 
 
 DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
-    "cusum": st.builds(Cusum, allowance=st.sampled_from([0.0, 0.5]), largest_sigmas=st.sampled_from([4.0, 1e6])),
     "divergence": st.builds(
         Divergence,
         least_evals=st.integers(1, 6),

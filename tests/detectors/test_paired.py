@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -240,9 +239,8 @@ def test_answer_features_are_equal_for_one_run_and_many(
 
 
 def test_layer_sums_stay_below_2_to_53() -> None:
-    """The shipped file has its known hash, and its largest possible sum is exact in float64."""
-    data = resources.files("evalstop_detectors.posterior").joinpath(paired.FILE).read_bytes()
-    assert hashlib.sha256(data).hexdigest() == paired.HASH
+    """The largest possible sum of the shipped layer is exact in float64."""
+    data = resources.files("evalstop_detectors.posterior").joinpath("paired.int16").read_bytes()
     inner, offset, outer, last = paired.decode_layer(data)
     largest = np.abs(inner).sum(axis=1).max() * LIMIT * network.STATE_ONE + np.abs(offset).max()
     assert largest < 2**53

@@ -8,9 +8,9 @@ Source      Original. Amortised inference: a small recurrent network is trained 
 Sees        34 numbers an eval (`posterior.features`), free of unit and origin: how far below the best, for how long,
             relative to noise and range, falls that have healed, how much of the fall came in one eval and what KL and
             proxy did then, how quiet it has been since, and how much of the plan is left. Proxy, KL, standard errors
-            and a plan are optional. `gru-1` sees the first 27.
+            and a plan are optional.
 Length      A dip that heals is short relative to the run. Without a planned length, the probability rises
-            later. A plan that is overrun counts as none. With `gru-2` a plan never makes it lower than it would be
+            later. A plan that is overrun counts as none. A plan never makes it lower than it would be
             without one, as a plan may be longer than anybody means; where it would, the plan is not used. Where the
             measurement of the eval changes, the rest of the plan is that of a run that starts there.
 Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -132,9 +132,9 @@ class PosteriorState(Struct, frozen=True):
 class Posterior(EvalDetector[PosteriorState], frozen=True):
     """Estimates the probability that the run has turned for good.
 
-    `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
-    never. A policy's `evaluate_now` sets it for runs that can answer. `most_evals`: judge only runs planned for at most
-    so many evals, from half of the plan on, and never ask. Evals before a plan is known do not count.
+    `requests`: when it asks for paired evaluations, null: never. A policy's `evaluate_now` sets it for runs that can
+    answer. `most_evals`: judge only runs planned for at most so many evals, from half of the plan on, and never ask.
+    Evals before a plan is known do not count.
 
     A run of 40 planned evals that rises for 20 and then falls:
 
@@ -157,13 +157,12 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
     has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 
-    model: Literal["gru-1", "gru-2"] = "gru-1"
     requests: EvalRequests | None = None
     most_evals: Annotated[int, Meta(ge=SOONEST, le=1000)] | None = None
 
     def state_risk(self, stop_at: float) -> float | None:
         # Of 714 healthy runs of 10 evals it stops 3 and 9; of the 10,000 of the calibration, few so short, none.
-        return {0.8: 0.005, 0.7: 0.02}.get(stop_at) if self == Posterior("gru-2", most_evals=12) else None
+        return {0.8: 0.005, 0.7: 0.02}.get(stop_at) if self == Posterior(most_evals=12) else None
 
     def start_anew(self, state: PosteriorState) -> PosteriorState:
         """Drops the levels; keeps the rest of the plan and of the requests."""
@@ -175,7 +174,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         followed = [index for index, item in enumerate(skipped) if item is not None and index not in nowhere]
         inputs = {index: list_given(runs[index]) for index in followed if self.requests is None}
         at_once = {index: item for index, item in inputs.items() if item is not None}
-        found = follow_runs(load_network(self.model), list(at_once.values()))
+        found = follow_runs(load_network(), list(at_once.values()))
         courses: dict[int, Course | None] = {**dict.fromkeys(nowhere), **dict(zip(at_once, found, strict=True))}
         return [
             _trace(columns, courses[index], skipped[index] or [])
@@ -201,7 +200,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
             return state if state.evidence is _NOT_SHORT else replace(state, evidence=_NOT_SHORT)
         features, features_seen = advance(ONE, state.features, _given(state, observation, clipped(observation.value)))
         seen = round_features(features_seen)
-        hidden = load_network(self.model).step(_from_bytes(state.hidden), seen)
+        hidden = load_network().step(_from_bytes(state.hidden), seen)
         is_best = features.since == 0.0
         fell = state.features.last - features.last if abs(features_seen[_PROXY_CHANGE]) < STILL else 0.0
         state = replace(
@@ -258,7 +257,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
 
     def _weigh_answer(self, state: PosteriorState, hidden: Whole, seen: Whole) -> tuple[Outlook, float]:
         """The outlook, and what the latest answer adds to the log odds that the run has turned."""
-        planned, unplanned = load_network(self.model).read(hidden, seen)
+        planned, unplanned = load_network().read(hidden, seen)
         added = (0.0, 0.0)
         if state.answer is not None:
             answer = round_features(describe_answer(ONE, state.features, state.answer))

@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import Struct, inspect
 
 from evalstop_detectors.detectors.collapse import Collapse
-from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.focus import Focus
@@ -110,7 +109,6 @@ NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "collapse": Collapse,
-    "cusum": Cusum,
     "divergence": Divergence,
     "focus": Focus,
     "gao_fit": GaoFit,

@@ -268,20 +268,12 @@ def _calibration(document: CalibrationDocument, index: int) -> Calibration:
         raise _describe_refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
 
 
-RETIRED: dict[str, list[tuple[str, object]]] = {
-    "focus": [("rise_sigmas", None)],
-    "river_drift": [("series", "value")],
-}
-"""Parameters that no longer exist: stored policies give them, at the value that means what now always holds."""
-
-
 def _build_member(item: MemberDocument, where: Path, weight: float, own_calibrations: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
         raise _invalid((*where, "detector"), explain_unknown(item.detector))
-    params = {name: value for name, value in item.params.items() if (name, value) not in RETIRED.get(item.detector, ())}
     try:
-        detector = msgspec.convert(params, detector_type)
+        detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _describe_refusal(error, (*where, "params"), detector_type) from error
     implied = default_thresholds(detector)

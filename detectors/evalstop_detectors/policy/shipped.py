@@ -29,13 +29,13 @@ _BESIDE_THE_SCORE: list[dict[str, Any]] = [
     if traits.hints
 ]
 
-_POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-2"}}
+_POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {}}
 
 # Of a run of 12 evals each is a twelfth: waiting until it is as certain as in longer ones wastes most of what is left.
 _POSTERIOR_SHORT: dict[str, Any] = {
     "detector": "posterior",
     "id": "posterior-short",
-    "params": {"model": "gru-2", "most_evals": 12},
+    "params": {"most_evals": 12},
     "suspect_at": None,
     "stop_at": 0.8,
 }

@@ -23,7 +23,6 @@ from msgspec import Struct
 Number = Any
 
 FEATURES = 34
-FIRST_FEATURES = 27  # those that `gru-1` sees
 PLAN = slice(19, 22)  # the features of a plan: told or not, the share that has passed, and what remains
 WINDOW = 48.0  # the memory of a noise estimate, in evals
 CUT = 4.0  # an absolute difference is clipped at this multiple of its mean so far

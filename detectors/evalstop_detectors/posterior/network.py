@@ -4,14 +4,13 @@ Source      Cho et al. (arXiv 1406.1078) for the gates; the candidate as in PyTo
 Numbers     Weights are 16-bit fractions of 2^12, features of 2^8, activations and the hidden state of 2^14. All are
             whole numbers in float64, and every sum stays below 2^53: so no order of summation, and no BLAS, can
             change a bit. tanh and the logistic function are looked up in tables of 2^10 entries a unit.
-Plan        The hidden state of `gru-1` depends on the planned length, that of `gru-2` does not: its outputs for a run
-            with a plan are sums of products of linear outputs and six numbers of the plan. So each eval gives the
-            odds with the plan and without it.
+Plan        The hidden state does not depend on the planned length: the outputs for a run with a plan are sums of
+            products of linear outputs and six numbers of the plan. So each eval gives the odds with the plan and
+            without it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -21,18 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalstop_detectors.errors import DetectorError
 from evalstop_detectors.observation import NO_VALUES, Columns, MetricRole
-from evalstop_detectors.posterior.features import (
-    FEATURES,
-    FIRST_FEATURES,
-    LIMIT,
-    MANY,
-    PLAN,
-    FeatureState,
-    Given,
-    advance,
-)
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, PLAN, FeatureState, Given, advance
 from evalstop_detectors.summation import FAR, LARGEST
 
 Whole = NDArray[np.float64]
@@ -49,24 +38,14 @@ _FROM_SUM = _TABLE_ONE / SUM_ONE
 _TERM_ONE = 2.0**11
 _MIDDLE = _TABLE_END + 0.5  # the entry of 0, and a half for rounding
 
-MODELS = {
-    "gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256b2ef",
-    "gru-2": "53ac427333c5ea6f55879b87f4b002de2fb9a273fac29f64b8645567832a7262",
-}
-"""The shipped networks and the SHA-256 of their files. A name never changes its meaning."""
-
-
-class UnknownModel(DetectorError):
-    """There is no network of this name, or its file differs from the shipped one."""
-
 
 class Network(NamedTuple):
     """The weights, as whole numbers or fractions of a power of 2.
 
     `of_inputs` (256, features + 64) and its offset (256,) are of the features and the hidden state, and give, 64 rows
     each: the table entries of the reset and the update gate, and what features and hidden state add to the candidate,
-    as sums. `of_output` (5 or 35, 64) and its offset are of the hidden state: the outputs, and five for each term of
-    the plan.
+    as sums. `of_output` (35, 64) and its offset are of the hidden state: the outputs, and five for each term of the
+    plan.
     """
 
     of_inputs: Whole
@@ -76,7 +55,7 @@ class Network(NamedTuple):
 
     def step(self, hidden: Whole, features: Whole) -> Whole:
         """The hidden state after one eval; both (64,) and (34,) or (64, runs) and (34, runs)."""
-        sums = self.of_inputs @ np.concatenate((features[: self.of_inputs.shape[1] - HIDDEN], hidden))
+        sums = self.of_inputs @ np.concatenate((features, hidden))
         sums += self.of_inputs_offset if hidden.ndim == 1 else self.of_inputs_offset[:, None]
         gates = _take(_logistic_table(), sums[: 2 * HIDDEN])
         reset, update = gates[:HIDDEN], gates[HIDDEN:]
@@ -91,14 +70,12 @@ class Network(NamedTuple):
 
     def read(self, hidden: Whole, features: Whole) -> tuple[Whole, Whole]:
         """The outputs with the plan that these features tell, and without any: both logits and three quantiles, as
-        plain numbers, (5,) or (5, runs). They are the same if no plan is known, and always for `gru-1`."""
+        plain numbers, (5,) or (5, runs). They are the same if no plan is known."""
         offset = self.of_output_offset if hidden.ndim == 1 else self.of_output_offset[:, None]
         outputs = self.of_output @ hidden
         outputs += offset
         outputs *= 1 / SUM_ONE
         unplanned = outputs[:OUTPUTS]
-        if len(outputs) == OUTPUTS:
-            return unplanned, unplanned
         # Fractions of 2^26 and of 2^11: their products, and sums of these, are exact.
         if hidden.ndim == 1:
             if not features.item(PLAN.start):
@@ -147,21 +124,16 @@ def to_probabilities(logits: Whole) -> Whole:
 
 
 @cache
-def load_network(name: str) -> Network:
-    """The shipped network of this name; raises UnknownModel."""
-    if name not in MODELS:
-        raise UnknownModel(f"There is no model {name!r}; available: {', '.join(sorted(MODELS))}.")
-    data = resources.files("evalstop_detectors.posterior").joinpath(f"{name}.int16").read_bytes()
-    if hashlib.sha256(data).hexdigest() != MODELS[name]:
-        raise UnknownModel(f"The file of model {name} differs from the shipped one; reinstall the package.")
-    return decode_network(data, FIRST_FEATURES, 0) if name == "gru-1" else decode_network(data)
+def load_network() -> Network:
+    """The shipped network."""
+    return decode_network(resources.files("evalstop_detectors.posterior").joinpath("network.int16").read_bytes())
 
 
-def decode_network(data: bytes, seen: int = FEATURES, plan_terms: int = PLAN_TERMS) -> Network:
+def decode_network(data: bytes) -> Network:
     """Decode a network: its six arrays one after the other, as little-endian 16-bit integers."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
-    rows, outputs = 3 * HIDDEN, OUTPUTS * (1 + plan_terms)
-    shapes = ((rows, seen), (rows,), (rows, HIDDEN), (rows,), (outputs, HIDDEN), (outputs,))
+    rows, outputs = 3 * HIDDEN, OUTPUTS * (1 + PLAN_TERMS)
+    shapes = ((rows, FEATURES), (rows,), (rows, HIDDEN), (rows,), (outputs, HIDDEN), (outputs,))
     arrays, begin = [], 0
     for shape in shapes:
         end = begin + math.prod(shape)
@@ -172,7 +144,7 @@ def decode_network(data: bytes, seen: int = FEATURES, plan_terms: int = PLAN_TER
     of_features, a, b = of_features * (STATE_ONE / FEATURE_ONE), a * STATE_ONE, b * STATE_ONE
     gates, unused = slice(2 * HIDDEN), np.zeros((HIDDEN, HIDDEN))
     of_gates = np.hstack([of_features[gates], of_state[gates]]) * _FROM_SUM
-    of_candidate = np.block([[of_features[2 * HIDDEN :], unused], [unused[:, :seen], of_state[2 * HIDDEN :]]])
+    of_candidate = np.block([[of_features[2 * HIDDEN :], unused], [unused[:, :FEATURES], of_state[2 * HIDDEN :]]])
     return Network(
         np.vstack([of_gates, of_candidate]),
         np.concatenate([(a[gates] + b[gates]) * _FROM_SUM + _MIDDLE, a[2 * HIDDEN :], b[2 * HIDDEN :]]),

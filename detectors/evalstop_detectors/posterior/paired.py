@@ -3,8 +3,8 @@
 Source      Original. A paired difference measures how far a run is below its best far better than the curve does, but
             not whether such a fall heals. How much it adds to the log odds that the run has turned is learned
             like the network: on runs of its prior that ask for paired evaluations and get them. One layer of 32 units
-            gets the features that `gru-1` sees and 11 numbers of the latest answer; `gru-1.paired.int16` holds it, in
-            integers like the network's. `gru-2` uses the same layer.
+            gets the first 27 features of the run and 11 numbers of the latest answer; `paired.int16` holds it, in
+            integers like the network's.
 Cut off     At most `MOST` is added to the network's log odds: no single answer decides alone.
 Again       The layer knows the latest answer only. Each further one that finds a sudden, deep fall adds `CONFIRMATION`:
             it rules out a changed grader, as which the network takes half of such falls. Chosen on StopBench's seeds
@@ -13,7 +13,6 @@ Again       The layer knows the latest answer only. Each further one that finds 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import cache
 from importlib import resources
@@ -21,22 +20,14 @@ from importlib import resources
 import numpy as np
 from msgspec import Struct
 
-from evalstop_detectors.posterior.features import (
-    FIRST_FEATURES,
-    LIMIT,
-    Arithmetic,
-    FeatureState,
-    Number,
-    measure_scale,
-)
-from evalstop_detectors.posterior.network import FEATURE_ONE, STATE_ONE, SUM_ONE, UnknownModel, Whole, look_up_tanh
+from evalstop_detectors.posterior.features import LIMIT, Arithmetic, FeatureState, Number, measure_scale
+from evalstop_detectors.posterior.network import FEATURE_ONE, STATE_ONE, SUM_ONE, Whole, look_up_tanh
 
-PAIRED_FEATURES = 11
+FIRST_FEATURES, PAIRED_FEATURES = 27, 11  # of the run, without what broke, and of the answer
 UNITS = 32
 MOST, LEAST = 3.0, -8.0
 LEAST_STDERR = 0.005  # of the unit
 CONFIRMATION = 1.5
-FILE, HASH = "gru-1.paired.int16", "cac8f532d5cf7e179534b15ddf0a495e761a187a9a3b90c671b9774cea893545"
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -99,11 +90,8 @@ def describe_effect(added: float) -> str:
 
 @cache
 def _load() -> tuple[Whole, Whole, Whole, float]:
-    """The layer's integer matrices; raises UnknownModel."""
-    data = resources.files("evalstop_detectors.posterior").joinpath(FILE).read_bytes()
-    if hashlib.sha256(data).hexdigest() != HASH:
-        raise UnknownModel(f"The file {FILE} differs from the shipped one; reinstall the package.")
-    return decode_layer(data)
+    """The layer's integer matrices."""
+    return decode_layer(resources.files("evalstop_detectors.posterior").joinpath("paired.int16").read_bytes())
 
 
 def decode_layer(data: bytes) -> tuple[Whole, Whole, Whole, float]:

@@ -23,10 +23,9 @@ from evalstop_lab.arguments import positive_number
 
 _RATES = (0.01, 0.05, 0.1)
 
-# Not used by a shipped policy: default thresholds, and those of policies that name the earlier network.
+# Not used by a shipped policy: default thresholds.
 _WITHOUT_POLICY = {
     ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}'): _RATES,
-    ("posterior", '{"model": "gru-1"}'): (0.001, 0.01, 0.05, 0.1, 0.2),
 }
 
 

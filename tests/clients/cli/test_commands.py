@@ -167,7 +167,7 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
     for policies, allowed in (("none", []), ("any", None)):
         assert shell.run("project", "set", f"allowed_policies={policies}").split() == ["allowed_policies", policies]
         assert shell.read("project", "show")["allowed_policies"] == allowed
-    for panel, stored in (("cusum, plateau_drop", ["cusum", "plateau_drop"]), ("none", []), ("shipped", None)):
+    for panel, stored in (("focus, divergence", ["focus", "divergence"]), ("none", []), ("shipped", None)):
         assert shell.run("project", "set", f"panel={panel}").split(maxsplit=1) == ["panel", f"{panel}\n"]
         assert shell.read("project", "show")["panel"] == stored
     for wrong, message in (("panel=loud", "k_decline"), ("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):

@@ -347,15 +347,3 @@ def test_policy_of_observers_alone_is_refused() -> None:
     """At least one member must have a say."""
     with pytest.raises(InvalidPolicy, match="no member has a weight"):
         policy_from_document({"name": "watched", "members": [{"detector": "k_decline", "observe": True}]})
-
-
-def test_stored_policies_may_give_parameters_that_no_longer_exist() -> None:
-    """Those that the panel of earlier builds gave are read as before; any other value of them is refused."""
-    document = policy_to_document(POLICIES["default"])
-    members = {item["detector"]: item for item in document["members"]}
-    members["focus"]["params"]["rise_sigmas"] = None
-    members["river_drift"]["params"]["series"] = "value"
-    assert policy_from_document(document, stored=True) == POLICIES["default"]
-    members["river_drift"]["params"]["series"] = "minus_mean"
-    with pytest.raises(InvalidPolicy, match="series"):
-        policy_from_document(document, stored=True)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evalstop_detectors.posterior.features import FEATURES
-from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, load_network
+from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, PLAN_TERMS, Network, load_network
 from evalstop_lab.posterior.train import FALSE_STOPS, REPORTING_SEED, judge_runs, measure_false_stops
 
 pytestmark = pytest.mark.slow
 
+ALL_OUTPUTS = OUTPUTS * (1 + PLAN_TERMS)
 ALWAYS_CERTAIN = Network(
-    np.zeros((4 * HIDDEN, FEATURES + HIDDEN)), np.zeros(4 * HIDDEN), np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6)
+    np.zeros((4 * HIDDEN, FEATURES + HIDDEN)),
+    np.zeros(4 * HIDDEN),
+    np.zeros((ALL_OUTPUTS, HIDDEN)),
+    np.repeat([1e6, 0.0], [OUTPUTS, ALL_OUTPUTS - OUTPUTS]),
 )
 
 
 def test_threshold_stops_the_requested_share() -> None:
     """With the shipped network about 1 % of the healthy runs are stopped, and many more of those that turned."""
-    shares = measure_false_stops(load_network("gru-1"), 600)
+    shares = measure_false_stops(load_network(), 600)
     assert shares["healthy runs"].low <= FALSE_STOPS <= shares["healthy runs"].high
     assert shares["recall"].low > 0.3
 

@@ -107,7 +107,7 @@ ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": EVERY_EVENT, "format": 
 PROJECT_SETTINGS = {
     "default_policy": "paper",
     "default_mode": "shadow",
-    "panel": ["cusum", "plateau_drop"],
+    "panel": ["focus", "divergence"],
     "veto_window_seconds": 1.5,
     "stops_per_hour": 10,
     "stops_share": 0.25,

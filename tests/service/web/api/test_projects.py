@@ -45,7 +45,7 @@ def test_panel_is_observed_by_runs_opened_from_then_on(service: Service) -> None
     name = uuid.uuid4().hex
     expect_json(service.open_client(None, "admin").post("/projects", json={"name": name}), 201)
     tenant = service.open_client(name)
-    chosen = ["cusum", "posterior", "river_drift"]
+    chosen = ["focus", "posterior", "river_drift"]
     panels: list[list[str] | None] = [None, chosen, [], None]
     seen = []
     for number, panel in enumerate(panels):
@@ -60,7 +60,7 @@ def test_panel_is_observed_by_runs_opened_from_then_on(service: Service) -> None
         calls = expect_json(tenant.get(f"{path}/calls"), 200)["items"]
         observers.append([call["detector"] for call in calls if call["observes"]])
     shipped = ["k_decline", "focus", "river_drift", "divergence", "gao_fit"]
-    assert observers == [shipped, ["cusum", "river_drift"], [], shipped], "the posterior decides: it observes nothing"
+    assert observers == [shipped, ["focus", "river_drift"], [], shipped], "the posterior decides: it observes nothing"
     assert [run["policy"]["version"] for run in seen] == [1, 2, 3, 4]
     assert verdicts[0]["verdict"] == "stop"
     assert verdicts == verdicts[:1] * 4
@@ -76,16 +76,16 @@ def test_panel_names_different_detectors_and_is_set_by_admins(service: Service) 
     admin; nothing changes."""
     name = uuid.uuid4().hex
     installation = service.open_client(None, "admin")
-    created = expect_json(installation.post("/projects", json={"name": name, "panel": ["cusum"]}), 201)
+    created = expect_json(installation.post("/projects", json={"name": name, "panel": ["focus"]}), 201)
     tenant = service.open_client(name)
-    twice = ["cusum", "plateau_drop", "cusum"]
+    twice = ["focus", "divergence", "focus"]
     for wrong, said in ((["loud"], "k_decline"), (twice, "once"), (["default"], "k_decline")):
         problem = str(expect_problem(tenant.patch("/project", json={"panel": wrong}), 422))
         assert "panel" in problem
         assert said in problem
     deciding = [{"detector": "k_decline", "id": f"k_decline-{number}"} for number in range(31)]
     expect_json(tenant.post("/policies", json={"name": "early", "members": deciding}), 201)
-    assert "<= 32" in str(expect_problem(tenant.patch("/project", json={"panel": ["cusum", "plateau_drop"]}), 422))
+    assert "<= 32" in str(expect_problem(tenant.patch("/project", json={"panel": ["focus", "divergence"]}), 422))
     expect_problem(service.open_client(name, "ingest", "read", "report", "operate").patch("/project", json={}), 403)
     assert expect_json(tenant.get("/project"), 200) == created
     assert [item["version"] for item in expect_json(tenant.get("/policies/early"), 200)["items"]] == [3, 2, 1]
