@@ -147,12 +147,8 @@ WITH_POSTGRES := $(BIN)/python -m tests.fixtures.postgres_server --set shared_bu
   --set checkpoint_timeout=15min --set max_connections=300 --
 
 .PHONY: bench-ingest
-bench-ingest: $(READY)  ## Measure ingestion, and processor time, beside an upper bound; BENCH=--quick tries it
-	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.ingest.command $(BENCH)
-
-.PHONY: bench-stop
-bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
-	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
+bench-ingest: $(READY)  ## Measure ingestion and its processor time; BENCH="--against FOLDER" compares another checkout
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.ingest $(BENCH)
 
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 140,000 runs and 10,000 decisions on PostgreSQL

@@ -1,34 +1,20 @@
 -- wrk's script of a load: posts batches of observations to runs in turns, each with new steps; one in 20 is an eval.
--- Arguments: a file with a run's id a line; a key; the addresses of the threads, "host:port host:port"; observations a
--- request; the first step; and after how many answers it ends, 0: never.
-local threads = {}
+-- Arguments: a file with a run's id a line; a key; observations a request; the first step; and after how many answers it
+-- ends, 0: never.
 local ffi = require("ffi")
 ffi.cdef("int getpid(void); int kill(int pid, int signal);")
 
-function setup(thread)
-  thread:set("number", #threads)
-  table.insert(threads, thread)
-end
-
 function init(args)
-  local addresses, all = {}, {}
-  for host, port in args[3]:gmatch("(%S+):(%d+)") do
-    table.insert(addresses, wrk.lookup(host, port)[1])
-  end
-  wrk.thread.addr = addresses[number % #addresses + 1]
+  key, batch, runs, steps, turn, answers = args[2], tonumber(args[3]), {}, {}, 0, 0
+  is_trial = true -- wrk does not send the first request
   for run in io.lines(args[1]) do
-    table.insert(all, run)
+    table.insert(runs, run)
+    table.insert(steps, tonumber(args[4]))
   end
-  key, batch, runs, steps, turn, answers = args[2], tonumber(args[4]), {}, {}, 0, 0
-  is_trial = number == 0 -- wrk does not send the first request of its first thread
-  for index = number + 1, #all, #addresses do
-    table.insert(runs, all[index])
-    table.insert(steps, tonumber(args[5]))
-  end
-  if args[6] ~= "0" then
+  if args[5] ~= "0" then
     function response()
       answers = answers + 1
-      if answers == tonumber(args[6]) then
+      if answers == tonumber(args[5]) then
         wrk.thread:stop()
         ffi.C.kill(ffi.C.getpid(), 2) -- else wrk waits until its time is over
       end

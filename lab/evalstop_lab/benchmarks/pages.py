@@ -9,7 +9,6 @@ login form, which needs no database query and is the baseline.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import (
     add_database_option,
-    create_keys,
+    create_key,
     libpq_url,
     parse_with_database,
     run_service,
@@ -87,25 +86,19 @@ def main() -> int:
         "--decisions", type=positive_number, default=10_000, help="number of decisions (default: 10000)"
     )
     parser.add_argument("--times", type=positive_number, default=40, help="requests per page (default: 40)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
     with (
         tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
         temporary_database(options.database_url, "pages") as url,
     ):
         environment = {"EVALSTOP_DATABASE_URL": url}
-        (key,) = create_keys(environment)
+        key = create_key(environment)
         command = [sys.executable, "-m", "evalstop_service.cli", "demo-data", "--json", "--database-url", url]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         runs, decisions = copy_runs(libpq_url(url), options.runs, options.decisions)
         with run_service(Path(folder), key, environment) as service:
             timed = measure_pages(service, options.times)
-    if options.json:
-        sys.stdout.write(
-            json.dumps({"runs": runs, "decisions": decisions, "pages": [vars(page) for page in timed]}) + "\n"
-        )
-    else:
-        _print_table(timed, runs, decisions)
+    _print_table(timed, runs, decisions)
     return 0 if all(page.median_ms < LIMIT_MS for page in timed) else 1
 
 

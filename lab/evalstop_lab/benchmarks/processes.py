@@ -1,30 +1,22 @@
-"""Starts the measured processes, servers on free ports of this machine."""
+"""Starts the measured service on a free port of this machine, on a database of its own."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-import psutil
 import psycopg
 import sqlalchemy as sa
 
-from evalstop_lab.errors import LabError, ServiceUnavailable
+from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.service_process import Service, run_server
-
-
-class JobFailed(LabError):
-    """A measurement failed."""
 
 
 @contextmanager
@@ -37,38 +29,19 @@ def run_service(
         yield service
 
 
-PROJECT = ("migrate", "admin key create --name bench --scopes admin")
-STOPS_AT_ONCE = {"EVALSTOP_HELD_OUT_SHARE": "0", "EVALSTOP_VETO_WINDOW_SECONDS": "0"}
-RUN_COMMANDS = """
-import sys
-from evalstop_service.cli import main
-
-raise SystemExit(next(filter(None, (main([*command.split(), "--json"]) for command in sys.argv[1:])), 0))
-"""
-
-
-def create_keys(
-    environment: Mapping[str, str], commands: Sequence[str] = PROJECT, python: str = sys.executable
-) -> list[str]:
-    """Run commands of `evalstop` that prepare the environment's database; returns the keys that they create."""
-    completed = subprocess.run(
-        [python, "-c", RUN_COMMANDS, *commands],
-        env={**os.environ, **STOPS_AT_ONCE, **environment},
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
-    if completed.returncode != 0:
-        raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")
-    documents = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
-    return [document["key"] for document in documents if "key" in document]
-
-
-def measure_cpu_seconds(pid: int) -> float:
-    """The CPU time of a process and its descendants."""
-    process = psutil.Process(pid)
-    processes = [process, *process.children(recursive=True)]
-    return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have exited
+def create_key(environment: Mapping[str, str], python: str = sys.executable) -> str:
+    """Migrate the environment's database and create a key with the scope admin."""
+    for command in ("migrate", "admin key create --name bench --scopes admin"):
+        completed = subprocess.run(
+            [python, "-m", "evalstop_service.cli", *command.split(), "--json"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        if completed.returncode != 0:
+            raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")
+    return str(json.loads(completed.stdout)["key"])
 
 
 def add_database_option(parser: argparse.ArgumentParser) -> None:
@@ -104,25 +77,5 @@ def temporary_database(server: str, name: str) -> Iterator[str]:
 
 
 def libpq_url(url: str) -> str:
-    """The URL without SQLAlchemy's driver name, as libpq and asyncpg read it."""
+    """The URL without SQLAlchemy's driver name, as libpq reads it."""
     return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def describe_machine(*packages: str) -> dict[str, Any]:
-    """The Python version, cores, load average, and the versions of these packages, as JSON values."""
-    return {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "load_average": round(os.getloadavg()[0], 1),
-        "versions": {name: version(name) for name in packages},
-    }
-
-
-def format_machine(machine: dict[str, Any]) -> str:
-    """Format the result of `describe_machine` as one line of text."""
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    return (
-        f"Python {machine['python']}, {machine['cores']} cores, Linux {machine['kernel']},"
-        f" load average {machine['load_average']}; {versions}"
-    )
