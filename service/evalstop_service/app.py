@@ -63,7 +63,7 @@ from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.json_body import API, name_operation
 from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies, create_identify
 from evalstop_service.web.context import Context
-from evalstop_service.web.limits import Entrance, Limits
+from evalstop_service.web.limits import MAX_BODY_BYTES, Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SubPath
@@ -102,7 +102,7 @@ def create_app(
         *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics),
         read_time=partial(read_now, here=clock),
     )
-    key_cache = KeyCache(database, settings.key_cache_seconds, clock)
+    key_cache = KeyCache(database, clock=clock)
     context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
     listener = VetoListener(database, clock, context.limits.run_in_thread)
 
@@ -125,12 +125,12 @@ def create_app(
         telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures
     )
     app.state.context = context
-    artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
+    artifacts = ArtifactFolder(settings.data_folder / "artifacts", settings.mlflow_artifact_root)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, artifacts))
     problems.install(app)
     description.install(app)
     app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
-    app.router.routes.extend(health.routes(service_metrics, settings.metrics_public).routes)
+    app.router.routes.extend(health.routes(service_metrics).routes)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
@@ -170,10 +170,10 @@ def _create_context(
 def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics) -> None:
     """Add the middleware, the last one first."""
     context: Context = app.state.context
-    held_bodies = HeldBodies(settings.max_body_bytes)
+    held_bodies = HeldBodies(MAX_BODY_BYTES)
     app.add_middleware(
         BodyLimit,
-        max_bytes=settings.max_body_bytes,
+        max_bytes=MAX_BODY_BYTES,
         held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
         report_refused_veto=listener.report_failure,
@@ -188,7 +188,7 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         context.clock,
         partial(tell_trainer, context.database, context.clock),
         partial(offer_exploit, context.database, context.clock),
-        settings.max_body_bytes,
+        MAX_BODY_BYTES,
         held_bodies.known,
         context.limits.processor,
     )
@@ -270,14 +270,8 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
             sender,
             clock=utc_now,
             chance=random.Random(),
-            backoff=Backoff(
-                first_seconds=settings.delivery_first_pause_seconds, cap_seconds=settings.delivery_longest_pause_seconds
-            ),
-            limits=WorkerLimits(
-                concurrency=settings.delivery_concurrency,
-                per_endpoint=max(1, settings.delivery_concurrency // 4),
-                lease_seconds=settings.delivery_lease_seconds,
-            ),
+            backoff=Backoff(cap_seconds=settings.delivery_longest_pause_seconds),
+            limits=WorkerLimits(lease_seconds=2 * settings.delivery_timeout_seconds),
             encryption=create_encryption(settings),
             public_url=settings.public_url,
             service_metrics=service_metrics,

@@ -31,7 +31,7 @@ def create_database(settings: Settings) -> Database:
     if settings.database_url is None:
         create_private_folder(settings.data_folder)
         create_private_file(settings.data_folder / "evalstop.db")  # SQLite gives its other files the same permissions
-    return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
+    return Database(settings.url, connections=settings.database_connections)
 
 
 def create_encryption(settings: Settings) -> Encryption:

@@ -70,9 +70,6 @@ class DatabaseSettings(BaseModel):
     database_connections: Annotated[int, Field(ge=3)] = 20
     """Maximum number of connections that a process opens, a quarter of them for posts; at least 3."""
 
-    sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = "FULL"
-    """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second on a power failure."""
-
 
 class HttpSettings(BaseModel):
     """HTTP"""
@@ -95,9 +92,6 @@ class HttpSettings(BaseModel):
     connections: Count = 10_000
     """Maximum number of open connections, as far as the system's limit on open files allows; more are answered 503."""
 
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
-    """Largest body of a request; a larger one is answered 413."""
-
 
 class IngestionSettings(BaseModel):
     """Ingestion"""
@@ -111,14 +105,9 @@ class MlflowSettings(BaseModel):
     """MLflow"""
 
     mlflow_artifact_root: Annotated[str, AfterValidator(_check_artifact_root)] = "mlflow-artifacts:/"
-    """Root URI of artifacts for experiments without an artifact location. The default stores them in this service;
-    clients write directly to others, such as `s3://bucket/path` or `file:///shared/path`."""
-
-    mlflow_artifact_folder: Path | None = None
-    """Folder of the artifacts that this service stores. None is `artifacts` in the data folder."""
-
-    mlflow_artifact_bytes: Count = 4 * 2**30
-    """Largest artifact in bytes; a larger one is refused."""
+    """Root URI of artifacts for experiments without an artifact location. The default stores them in this service, in
+    `artifacts` in the data folder, which all replicas must share; clients write directly to others, such as
+    `s3://bucket/path` or `file:///shared/path`."""
 
 
 class ProjectSettings(BaseModel):
@@ -136,9 +125,6 @@ class ProjectSettings(BaseModel):
 
 class SignInSettings(BaseModel):
     """Keys and signing in"""
-
-    key_cache_seconds: Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)] = 5.0
-    """Longest time in seconds that a replica accepts a key that another replica revoked."""
 
     session_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
     """Signs the sessions of the dashboard, 32 characters or more; the same for all replicas. None creates one at each
@@ -187,37 +173,10 @@ class WebhookSettings(BaseModel):
     one."""
 
     delivery_timeout_seconds: Seconds = 10.0
-    """Seconds in which an endpoint must answer."""
-
-    delivery_lease_seconds: Seconds = 60.0
-    """Seconds after which another worker takes over the deliveries of a dead one; must be longer than the timeout."""
-
-    delivery_concurrency: Count = 32
-    """Concurrent deliveries; at most a quarter of them to one endpoint."""
-
-    delivery_first_pause_seconds: Seconds = 1.0
-    """Seconds to wait after the first failed attempt; the pause doubles with each further one."""
+    """Seconds in which an endpoint must answer. After twice as long another worker takes over what a dead one held."""
 
     delivery_longest_pause_seconds: Seconds = 900.0
-    """Longest pause between two attempts, in seconds."""
-
-    @model_validator(mode="after")
-    def _check_lease(self) -> Self:
-        if self.delivery_lease_seconds <= self.delivery_timeout_seconds:
-            raise ValueError(
-                "EVALSTOP_DELIVERY_LEASE_SECONDS: it must be longer than EVALSTOP_DELIVERY_TIMEOUT_SECONDS, which is "
-                f"{self.delivery_timeout_seconds:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_pauses(self) -> Self:
-        if self.delivery_longest_pause_seconds < self.delivery_first_pause_seconds:
-            raise ValueError(
-                "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS: it must not be shorter than "
-                f"EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS, which is {self.delivery_first_pause_seconds:g}"
-            )
-        return self
+    """Longest pause between two attempts, in seconds. The first lasts a second, each other twice the one before."""
 
 
 class EmailSettings(BaseModel):
@@ -254,11 +213,8 @@ class EmailSettings(BaseModel):
 class ObservabilitySettings(BaseModel):
     """Observability"""
 
-    metrics_public: bool = True
-    """Whether `/metrics` needs no key. It shows only the installation as a whole, no single run."""
-
     metrics_port: Port | None = None
-    """Port on which `evalstop deliver` serves `/metrics`, to anybody. None serves none."""
+    """Port on which `evalstop deliver` serves `/metrics`. None serves none."""
 
     access_log: bool = False
     """Whether to log each request."""
@@ -268,12 +224,6 @@ class ObservabilitySettings(BaseModel):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""
-
-    @model_validator(mode="after")
-    def _check_metrics(self) -> Self:
-        if self.metrics_port is not None and not self.metrics_public:
-            raise ValueError("EVALSTOP_METRICS_PORT: it asks for no key, so EVALSTOP_METRICS_PUBLIC must be true")
-        return self
 
 
 class Settings(
@@ -291,11 +241,6 @@ class Settings(
     """All settings of the service."""
 
     model_config = SettingsConfigDict(env_prefix="EVALSTOP_", env_file=None, extra="ignore")
-
-    @property
-    def artifact_folder(self) -> Path:
-        """The folder of the artifacts that this service stores."""
-        return self.mlflow_artifact_folder or self.data_folder / "artifacts"
 
     @property
     def url(self) -> str:

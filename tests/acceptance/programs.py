@@ -13,11 +13,7 @@ from typing import Any
 from tests.fixtures.exit_status import check_not_crashed, read_end
 from tests.fixtures.forked_commands import ForkedCommand
 
-FAST_DELIVERY = {
-    "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
-    "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
-    "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.05",
-}
+FAST_DELIVERY = {"EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1"}
 """Settings with which another worker soon takes over the deliveries of a killed one."""
 
 KILL_SECONDS = 60.0

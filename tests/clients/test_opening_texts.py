@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from evalstop_client import ConfigurationError, Run
 from evalstop_service.domain.labels import find_objection
-from evalstop_service.settings import Settings
 from evalstop_service.web.api.runs import RunIn
+from evalstop_service.web.limits import MAX_BODY_BYTES
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -100,7 +100,7 @@ def test_largest_opening_fits_a_body() -> None:
         config={f"{name}{number}": value for number in range(1000)},
     )
     assert opening["params"]
-    assert len(json.dumps(opening)) <= Settings().max_body_bytes
+    assert len(json.dumps(opening)) <= MAX_BODY_BYTES
     validate_opening(opening)
 
 

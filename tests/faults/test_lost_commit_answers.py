@@ -22,9 +22,6 @@ from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
 
-LONG_KEY_CACHE = {"EVALSTOP_KEY_CACHE_SECONDS": "600"}
-"""Keys stay cached, so that nothing commits between two posts."""
-
 STEPS = 45
 TERMS = {"policy": "paper", "mode": "enforce"}
 
@@ -49,7 +46,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostg
         stack.callback(database.close)
         project, key = create_project_and_key(database)
         proxy, proxied_url = stack.enter_context(start_commit_proxy(url))
-        service = stack.enter_context(start_replica(tmp_path_factory.mktemp("service"), proxied_url, **LONG_KEY_CACHE))
+        service = stack.enter_context(start_replica(tmp_path_factory.mktemp("service"), proxied_url))
         yield ProxiedService(project, service, proxy, stack.enter_context(RetryingClient(key, lambda: service.url)))
 
 

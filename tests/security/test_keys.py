@@ -32,8 +32,8 @@ STOP_EVENTS = {"event_types": ["run.stop_requested"]}
 
 @pytest.fixture
 def project(embedded_database: Database) -> Iterator[ServedProject]:
-    """A project on a server that reads keys anew for each request and trusts a proxy on this machine."""
-    with serve_project(embedded_database, Settings(key_cache_seconds=0, trusted_proxies="127.0.0.1")) as project:
+    """A project on a server that trusts a proxy on this machine."""
+    with serve_project(embedded_database, Settings(trusted_proxies="127.0.0.1")) as project:
         yield project
 
 
@@ -99,6 +99,7 @@ def test_key_expires(project: ServedProject, admin: httpx.Client) -> None:
     expect_json(client.get("/runs"), 200)
     with project.database.transaction() as tx:
         tx.execute(tables.keys.update().where(tables.keys.c.id == UUID(key["id"])).values(expires_at=past))
+    project.app.state.context.key_cache.clear()
     expect_problem(client.get("/runs"), 401)
 
 

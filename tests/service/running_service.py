@@ -43,13 +43,12 @@ def run_service(
     database: Database,
     *,
     access_log: bool = False,
-    public: bool = True,
     deliver: bool = False,
 ) -> Iterator[RunningService]:
     """Run a service on this database, with a project of its own, until the block ends."""
     service_metrics = create_service_metrics(database)
     app = create_app(
-        Settings(access_log=access_log, metrics_public=public),
+        Settings(access_log=access_log),
         database,
         session_secret="the secret of the sessions",
         deliver=deliver,

@@ -101,7 +101,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
 def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     """Fill a project with some 300 example runs from two months, to explore the dashboard."""
     logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
-    database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
+    database = configuration.create_database(settings)
     schema.upgrade_schema(database)
     filled = fill(database, options.project, utc_now(), options.runs)
     database.close()

@@ -39,7 +39,7 @@ WRONG_SECONDS = 60.0
 
 
 class KeyCache:
-    """Caches a key for `seconds` after it was read; 0 disables the cache.
+    """Caches a key for `seconds` after it was read.
 
     A revoked or expired key stops working at once in the process that revoked it, elsewhere within `seconds`. The cache
     holds hashes of secrets. A wrong secret never becomes valid, and is remembered as wrong for a while; an address that
@@ -47,7 +47,7 @@ class KeyCache:
     """
 
     def __init__(
-        self, database: Database, seconds: float, clock: Clock = utc_now, wrong_keys: Rate = WRONG_KEYS
+        self, database: Database, seconds: float = 5.0, clock: Clock = utc_now, wrong_keys: Rate = WRONG_KEYS
     ) -> None:
         self._database, self._clock = database, clock
         self._wrong_keys = RateLimit(wrong_keys)

@@ -46,6 +46,9 @@ from evalstop_service.web.processor import Processor
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MAX_BODY_BYTES = 8 * 2**20
+"""Largest body of a request, as sent and decompressed."""
+
 RETRY_SECONDS = 1.0
 
 DECISION_THREADS = 8

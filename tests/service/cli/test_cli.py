@@ -195,7 +195,6 @@ def test_servers_switch_threads_every_millisecond(environment: dict[str, str]) -
         ({"EVALSTOP_DATABASE_URL": "sqlite:////dev/null/x.db"}, 1, "database refuses this: unable to open"),
         ({"EVALSTOP_DATA_FOLDER": "/dev/null/x"}, 1, "/dev/null"),
         ({"EVALSTOP_PORT": "99999"}, 2, "EVALSTOP_PORT"),
-        ({"EVALSTOP_SQLITE_SYNCHRONOUS": "OFF"}, 2, "EVALSTOP_SQLITE_SYNCHRONOUS"),
     ],
 )
 def test_invalid_setting_is_named(

@@ -17,7 +17,6 @@ from evalstop_service.decisions import pause, stale_runs
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import api_keys
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
@@ -193,21 +192,6 @@ def test_scrape_contains_no_names_ids_or_keys(service: RunningService) -> None:
     project = service.client.get("/api/v1/project").json()
     for private in (*names, run["id"], project["id"], project["name"], service.key):
         assert private not in text
-
-
-def test_private_metrics_need_a_key_to_the_installation(embedded_database: Database) -> None:
-    """A project's key is a 403, as the metrics cover all projects."""
-    prometheus = api_keys.create_named_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
-    with run_service(embedded_database, public=False) as service:
-        responses = {
-            key: httpx.get(
-                f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60
-            )
-            for key in (prometheus, service.key, "esk_forged")
-        }
-        assert [response.status_code for response in responses.values()] == [200, 403, 401]
-        assert httpx.get(f"{service.url}/metrics", trust_env=False, timeout=60).status_code == 401
-        assert "evalstop_" not in responses[service.key].text
 
 
 def test_metrics_are_served_on_a_separate_port(embedded_database: Database) -> None:

@@ -11,7 +11,7 @@ from typing import get_type_hints
 
 import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -26,7 +26,7 @@ from evalstop_service.store.counts import InstallationCounts
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import Answer
-from evalstop_service.web.context import AnyKey, Commit, Db
+from evalstop_service.web.context import Commit, Db
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
@@ -37,18 +37,9 @@ MIN_SECONDS_BETWEEN_QUERIES = 5.0
 MAX_WAIT_SECONDS = 1.0
 
 
-async def _any_key_to_the_installation(key: AnyKey) -> None:
-    if key.project_id is not None:
-        raise Problem(
-            403,
-            ProblemKind.KEY_OF_ONE_PROJECT,
-            "/metrics covers all projects; `evalstop admin key create --installation --scopes read` creates a key",
-        )
-
-
-def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
-    """`GET /metrics`; unless `public`, for installation keys only."""
-    router = APIRouter(dependencies=[] if public else [Depends(_any_key_to_the_installation)])
+def routes(service_metrics: ServiceMetrics) -> APIRouter:
+    """`GET /metrics`, for anybody: it names no run, project, metric or path."""
+    router = APIRouter()
     own_threads = CapacityLimiter(2)  # all threads of the routes may be waiting for the database
 
     @router.get("/metrics", include_in_schema=False)

@@ -49,10 +49,10 @@ MEASURED_SECONDS = 600.0
 
 
 class ArtifactFolder:
-    """The artifacts: `root` is the URI below which experiments store theirs, `max_bytes` the largest file."""
+    """The artifacts: `root` is the URI below which experiments store theirs."""
 
-    def __init__(self, folder: Path, root: str, max_bytes: int, min_free_bytes: int = MIN_FREE_BYTES) -> None:
-        self.folder, self.root, self.max_bytes, self.min_free_bytes = folder, root, max_bytes, min_free_bytes
+    def __init__(self, folder: Path, root: str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
+        self.folder, self.root, self.min_free_bytes = folder, root, min_free_bytes
         self._lock = threading.Lock()
         self._used: dict[UUID, tuple[int, float]] = {}
 
@@ -132,11 +132,9 @@ class Upload:
                 self._temporary.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._temporary.open("wb")
             self._size += len(chunk)
-            most, least_free = self._artifacts.max_bytes, self._artifacts.min_free_bytes
+            least_free = self._artifacts.min_free_bytes
             counted = max(self._size, MIN_FILE_BYTES) - self._counted
-            if self._size > most:
-                self._fail(invalid_parameter(f"the file is larger than {most} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)"))
-            elif shutil.disk_usage(self._temporary.parent).free - len(chunk) < least_free:
+            if shutil.disk_usage(self._temporary.parent).free - len(chunk) < least_free:
                 message = f"less than {least_free} bytes would remain free on the disk for artifacts"
                 self._fail(MlflowError(503, "TEMPORARILY_UNAVAILABLE", message))
             elif not self._artifacts.take_bytes(self._project_id, counted, self._quota_bytes):

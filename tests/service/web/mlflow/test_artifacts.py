@@ -25,7 +25,7 @@ ARTIFACTS = "1/run/artifacts"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ArtifactFolder:
-    return ArtifactFolder(tmp_path / "artifacts", "mlflow-artifacts:/", max_bytes=100)
+    return ArtifactFolder(tmp_path / "artifacts", "mlflow-artifacts:/")
 
 
 def upload(folder: ArtifactFolder, path: str, *chunks: bytes, quota_bytes: int = 10**9) -> None:
@@ -63,7 +63,7 @@ def test_path_out_of_the_folder_is_refused(folder: ArtifactFolder, path: str) ->
 @given(st.lists(st.sampled_from(["", ".", "7", "run", "artifacts", "models", "0" * 32]), max_size=5))
 def test_no_file_takes_the_place_of_a_folder(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     """Whatever is uploaded first, the artifacts of any experiment and run can be uploaded afterwards."""
-    folder = ArtifactFolder(tmp_path_factory.mktemp("artifacts"), "mlflow-artifacts:/", max_bytes=100)
+    folder = ArtifactFolder(tmp_path_factory.mktemp("artifacts"), "mlflow-artifacts:/")
     with contextlib.suppress(MlflowError):
         upload(folder, "/".join(parts), b"x")
     for path in ("7/run/artifacts/model.bin", "7/" + "0" * 32 + "/artifacts/model.bin", "0/models/m-1/artifacts/x"):
@@ -71,9 +71,9 @@ def test_no_file_takes_the_place_of_a_folder(tmp_path_factory: pytest.TempPathFa
 
 
 def test_file_that_cannot_be_stored_is_an_error(folder: ArtifactFolder, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is too large, over the quota, or whose folder is a file, leaves nothing behind."""
-    with pytest.raises(MlflowError, match="larger than 100 bytes"):
-        upload(folder, f"{ARTIFACTS}/large", b"x" * 60, b"x" * 60, b"x")
+    """A file over the quota, or whose folder is a file, leaves nothing behind."""
+    with pytest.raises(MlflowError, match="quota of 10000 bytes"):
+        upload(folder, f"{ARTIFACTS}/large", b"x" * 6000, b"x" * 6000, b"x", quota_bytes=10_000)
     upload(folder, f"{ARTIFACTS}/a", b"x")
     with pytest.raises(MlflowError, match="a file stands where a folder would"):
         upload(folder, f"{ARTIFACTS}/a/b", b"x")
@@ -84,20 +84,20 @@ def test_file_that_cannot_be_stored_is_an_error(folder: ArtifactFolder, caplog: 
         upload(folder, f"{ARTIFACTS}/small0", b"y", quota_bytes=12_288)  # replaced, not added
     assert [item["path"] for item in folder.list_artifacts(PROJECT, ARTIFACTS)] == ["a", "small0"]
     assert list((folder.folder / "uploads").iterdir()) == []
-    assert "larger than 100 bytes" in caplog.text
+    assert "quota of 10000 bytes" in caplog.text
 
 
 def test_files_of_another_process_count_towards_the_quota(folder: ArtifactFolder) -> None:
     """What lies in the folder is measured, not what this process stored."""
     upload(folder, f"{ARTIFACTS}/a", b"x")
-    again = ArtifactFolder(folder.folder, folder.root, folder.max_bytes)
+    again = ArtifactFolder(folder.folder, folder.root)
     with pytest.raises(MlflowError, match="quota"):
         upload(again, f"{ARTIFACTS}/b", b"x", quota_bytes=5000)
 
 
 def test_upload_waits_for_room_on_a_full_disk(tmp_path: Path) -> None:
     """The minimum of free space stays free; clients retry meanwhile."""
-    folder = ArtifactFolder(tmp_path, "mlflow-artifacts:/", max_bytes=100, min_free_bytes=1 << 60)
+    folder = ArtifactFolder(tmp_path, "mlflow-artifacts:/", min_free_bytes=1 << 60)
     with pytest.raises(MlflowError, match="would remain free") as refusal:
         upload(folder, f"{ARTIFACTS}/a", b"x")
     assert refusal.value.status == 503
