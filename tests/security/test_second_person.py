@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 from evalstop_service.decisions import pause, second_person
-from evalstop_service.domain.decision_events import Released, StopOrdered
+from evalstop_service.domain.decision_commands import Released, StopOrdered
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.proposals import OPEN_FOR, ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage

@@ -13,7 +13,8 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
 from evalstop_service.decisions import commands, veto_windows
-from evalstop_service.domain.decision_events import Released, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run

@@ -29,7 +29,8 @@ from evalstop_service import configuration
 from evalstop_service.cli.entry import OK, Add, Subcommands, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
-from evalstop_service.domain.decision_events import Reported, Vetoed
+from evalstop_service.domain.decision_commands import Vetoed
+from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, Mode
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome

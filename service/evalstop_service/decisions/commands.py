@@ -17,16 +17,8 @@ from msgspec import structs
 
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
-from evalstop_service.domain.decision_events import (
-    Postponed,
-    Released,
-    Reported,
-    RunEnded,
-    RunObeyed,
-    StopOrdered,
-    Undone,
-    Vetoed,
-)
+from evalstop_service.domain.decision_commands import Postponed, Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_events import Reported, RunEnded, RunObeyed
 from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     SERVICE,

@@ -14,9 +14,8 @@ from uuid import UUID
 
 from evalstop_service.background import handle_each
 from evalstop_service.decisions import guards, transitions
-from evalstop_service.domain.decision_events import GuardsChecked, GuardsRaised, WindowReopened
+from evalstop_service.domain.decision_events import GuardsChecked, GuardsRaised, WindowReopened, explain_hours
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind
-from evalstop_service.domain.decision_transitions import explain_hours
 from evalstop_service.store import decisions, hand_overs, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision

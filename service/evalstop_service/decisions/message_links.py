@@ -14,7 +14,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from evalstop_service.decisions import commands, transitions
-from evalstop_service.domain.decision_events import Postponed, Vetoed
+from evalstop_service.domain.decision_commands import Postponed, Vetoed
 from evalstop_service.domain.times import find_morning
 from evalstop_service.errors import Conflict
 from evalstop_service.security.encryption import Encryption, UnreadableSecret

@@ -17,7 +17,7 @@ import msgspec
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 
 from evalstop_service.decisions import commands
-from evalstop_service.domain.decision_events import Released, StopOrdered
+from evalstop_service.domain.decision_commands import Released, StopOrdered
 from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict

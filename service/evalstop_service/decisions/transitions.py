@@ -14,18 +14,29 @@ from uuid import UUID
 from msgspec import structs
 
 from evalstop_service.decisions import group_rules, guards
-from evalstop_service.domain import decision_events, decision_transitions
 from evalstop_service.domain.confidence_sequences import CARRIED_OUT, HELD_OUT, draw_number, observed_probability
+from evalstop_service.domain.decision_commands import Postponed, StopOrdered
 from evalstop_service.domain.decision_events import (
     Event,
     GuardsChecked,
-    Instruction,
-    Postponed,
     RunResumed,
     StopDecided,
-    StopOrdered,
+    apply_event,
+    is_allowed,
 )
-from evalstop_service.domain.decision_lifecycle import OPEN_EXPLOIT, STOPPING, Action, DecisionState, Mode, Timeouts
+from evalstop_service.domain.decision_lifecycle import (
+    OPEN_EXPLOIT,
+    STOPPING,
+    Action,
+    Announce,
+    Cancel,
+    DecisionState,
+    Instruction,
+    Mode,
+    Record,
+    Refuse,
+    Timeouts,
+)
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
@@ -132,7 +143,7 @@ def begin_decision(run: Run, decision_id: UUID, now: datetime, step: int, verdic
 def _insert_decision(
     tx: Transaction, project: Project, run: Run, begun: Decision, event: StopDecided | StopOrdered
 ) -> Decision:
-    decision, instructions = decision_transitions.start_lifecycle(begun, event, choose_timeouts(project))
+    decision, instructions = apply_event(begun, event, choose_timeouts(project))
     _raise_refusal(instructions)
     decisions.add_decision(tx, decision)
     _save_exploit(tx, run, decision)
@@ -154,7 +165,7 @@ def move_decision(
     """
     project = project or projects.get_project(tx, run.project_id)
     before = _load_history(tx, decision, event)
-    moved, instructions = decision_transitions.apply_event(before, event, choose_timeouts(project))
+    moved, instructions = apply_event(before, event, choose_timeouts(project))
     _raise_refusal(instructions)
     if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
@@ -202,7 +213,7 @@ def _save_exploit(tx: Transaction, run: Run, decision: Decision) -> None:
 
 def _raise_refusal(instructions: Sequence[Instruction]) -> None:
     for instruction in instructions:
-        if isinstance(instruction, decision_events.Refuse):
+        if isinstance(instruction, Refuse):
             raise Conflict(instruction.why)
 
 
@@ -210,15 +221,15 @@ def _carry_out(
     tx: Transaction, project: Project, run: Run, decision: Decision, instructions: Sequence[Instruction], now: datetime
 ) -> None:
     hours_left = None
-    if any(isinstance(instruction, decision_events.Announce) for instruction in instructions):
+    if any(isinstance(instruction, Announce) for instruction in instructions):
         hours_left = cases.estimate_hours_left(tx, run, decision)
     for instruction in instructions:
         match instruction:
-            case decision_events.Record():
+            case Record():
                 decisions.add_change(tx, decision.run_id, decision.id, instruction, now)
-            case decision_events.Cancel(why):
+            case Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
-            case decision_events.Announce(event_type, data):
+            case Announce(event_type, data):
                 data = data | {"gpu_hours_left": hours_left}
                 if event_type in REQUEST_EVENTS:
                     data = data | {"job": _describe_job(tx, run, decision)}
@@ -242,7 +253,7 @@ def list_allowed(tx: Transaction, project: Project, decision: Decision, events: 
     listed = list(events)
     lifecycle = _load_history(tx, decision, *listed)
     timeouts = choose_timeouts(project)
-    return [event for event in listed if decision_transitions.is_allowed(lifecycle, event, timeouts)]
+    return [event for event in listed if is_allowed(lifecycle, event, timeouts)]
 
 
 def _load_history(tx: Transaction, decision: Decision, *events: Event) -> Decision:

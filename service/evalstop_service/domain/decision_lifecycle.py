@@ -17,19 +17,22 @@
     held_out                                                  not carried out by random assignment
 
 A stop is handed over when a worker or a receiver claims its delivery, or an answer tells the trainer to stop. Until
-then it can be vetoed, whatever the time. `decision_events` lists what changes a state, `decision_transitions` how.
+then it can be vetoed, whatever the time. `decision_events`, and `decision_commands` of people, change a state: a state
+machine without I/O, events in, instructions out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from msgspec import Meta, Struct
 
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.times import StopHours
 
 SERVICE = "evalstop"
@@ -76,10 +79,6 @@ class Exploit(Struct, frozen=True):
     source_step: Annotated[int, Meta(description="the step of its checkpoint; the copy goes on from there")]
     source_checkpoint: Annotated[str, Meta(description="the URI of its checkpoint")]
     hyperparameters: Annotated[dict[str, float | str], Meta(description="those that the copy goes on with")]
-
-
-ActionOfPerson = Literal["veto", "release", "undo", "stop"]
-"""What people do about a stop: prevent it, carry it out despite its guards, take it back, or order it."""
 
 
 class Mode(StrEnum):
@@ -220,3 +219,122 @@ class Lifecycle:
         if self.state is not DecisionState.FAILED or self.failed_at is None:
             return False
         return heard_at is not None and heard_at > self.failed_at
+
+
+@dataclass(frozen=True)
+class Record:
+    """Add this change to the history."""
+
+    state: DecisionState
+    actor: str
+    reason: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state_reason(self) -> str:
+        """Why the decision is in this state: for a stop on hold its guards, else the reason of the change."""
+        guards = self.details.get("guards", ()) if self.state is DecisionState.ON_HOLD else ()
+        return "; ".join(guard["reason"] for guard in guards) or self.reason
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Send an event to the endpoints."""
+
+    type: EventType
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel the unsent deliveries of the stop."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The event is not allowed in this state: nothing changes, and the caller gets an error with the reason."""
+
+    why: str
+
+
+Instruction = Record | Announce | Cancel | Refuse
+L = TypeVar("L", bound=Lifecycle)
+
+Transition = tuple[L, list[Instruction]]
+
+RECHECK_SECONDS = 60.0
+"""The time between two checks of the guards of a decision on hold."""
+
+
+def put_on_hold(lifecycle: L, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition[L]:
+    """Hold the stop back, and tell people, until its guards are rechecked."""
+    # The last decision of a job releases the others, which wait for nothing else.
+    is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
+    deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, escalations=0)
+    on_hold = replace(on_hold, guard_kinds=list_kinds(guards))
+    details = describe_guards(guards)
+    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_ON_HOLD, details)]
+    return on_hold, [Record(on_hold.state, actor, reason, details), *announced]
+
+
+def open_veto_window(
+    lifecycle: L,
+    at: datetime,
+    actor: str,
+    reason: str,
+    timeouts: Timeouts,
+    details: dict[str, Any] | None = None,
+) -> Transition[L]:
+    """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
+    due_at = timeouts.find_opening(at + timedelta(seconds=timeouts.veto_window_seconds))
+    lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
+    if due_at > at:
+        return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(pending_type(lifecycle))]
+    lifecycle = await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
+    return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(request_type(lifecycle))]
+
+
+def request_type(lifecycle: Lifecycle) -> EventType:
+    return EventType(f"run.{lifecycle.action}_requested")
+
+
+def pending_type(lifecycle: Lifecycle) -> EventType:
+    return EventType(f"run.{lifecycle.action}_pending")
+
+
+def await_report(
+    lifecycle: L, state: DecisionState, at: datetime, timeouts: Timeouts, expected_seconds: float = 0.0
+) -> L:
+    """Give a receiver until a deadline to report; `expected_seconds`: how long the job may take to end."""
+    deadline_at = at + timedelta(seconds=expected_seconds + timeouts.confirm_seconds)
+    return replace(lifecycle, state=state, deadline_at=deadline_at)
+
+
+def fail_decision(lifecycle: L, at: datetime, actor: str, reason: str, report: dict[str, Any]) -> Transition[L]:
+    """End it as failed, and tell people; a copy that failed is only recorded."""
+    failed, record = end_decision(lifecycle, DecisionState.FAILED, actor, reason, report)
+    announced = [] if lifecycle.action is Action.EXPLOIT else [Announce(EventType.STOP_FAILED, {"report": report})]
+    return replace(failed, failed_at=at), [record, *announced]
+
+
+def end_decision(
+    lifecycle: L, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
+) -> tuple[L, Record]:
+    """Nothing is awaited any more, though a later event may still change the state."""
+    record = Record(state, actor, reason, details or {})
+    return replace(lifecycle, state=state, deadline_at=None), record
+
+
+def list_kinds(guards: Iterable[Guard]) -> list[str]:
+    return sorted({guard.kind for guard in guards})
+
+
+def join_reasons(guards: Iterable[Guard]) -> str:
+    return "; ".join(guard.reason for guard in guards)
+
+
+def describe_guards(guards: Iterable[Guard]) -> dict[str, Any]:
+    return {"guards": [asdict(guard) for guard in guards]}

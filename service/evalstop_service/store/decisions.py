@@ -10,8 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_events import Record
-from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle
+from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns

@@ -19,8 +19,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_events import Record
-from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPING, Action, DecisionState, GuardKind
+from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPING, Action, DecisionState, GuardKind, Record
 from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.domain.statuses import OPEN, DeliveryState
 from evalstop_service.store import runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.decision_events import StopOrdered
+from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.errors import Conflict

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 from evalstop_service.decisions import commands, pause
-from evalstop_service.domain.decision_events import Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict

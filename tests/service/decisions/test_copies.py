@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import deadlines, group_rules, holds, message_links, pause, sweeps
 from evalstop_service.decisions.message_links import Choice
-from evalstop_service.domain.decision_events import StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import StopOrdered, Undone, Vetoed
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict, NotFound

@@ -12,7 +12,7 @@ import pytest
 from evalstop_service.clock import rfc3339, utc_now
 from evalstop_service.decisions import commands, deadlines, pause
 from evalstop_service.decisions.veto_windows import VetoListener
-from evalstop_service.domain.decision_events import Released, Vetoed
+from evalstop_service.domain.decision_commands import Released, Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.times import parse_stop_hours
 from evalstop_service.errors import Conflict

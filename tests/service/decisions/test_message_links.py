@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands, deadlines, holds, message_links
 from evalstop_service.decisions.message_links import Choice, MessageLink
-from evalstop_service.domain.decision_events import Vetoed
+from evalstop_service.domain.decision_commands import Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind
 from evalstop_service.domain.times import StopHours
 from evalstop_service.errors import Conflict

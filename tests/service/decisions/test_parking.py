@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.decisions import deadlines, stale_runs
-from evalstop_service.domain.decision_events import StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import StopOrdered, Undone, Vetoed
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState
 from evalstop_service.domain.statuses import RunStatus, Treatment
 from evalstop_service.errors import Conflict

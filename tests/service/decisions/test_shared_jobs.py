@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.decisions import deadlines, holds, veto_windows
-from evalstop_service.domain.decision_events import Released, Vetoed
+from evalstop_service.domain.decision_commands import Released, Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database, Transaction

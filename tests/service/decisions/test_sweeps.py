@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, pause
-from evalstop_service.domain.decision_events import Released, Vetoed
+from evalstop_service.domain.decision_commands import Released, Vetoed
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict

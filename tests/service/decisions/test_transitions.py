@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 from evalstop_service.clock import rfc3339
 from evalstop_service.decisions import deadlines, holds
-from evalstop_service.domain.decision_events import Released, Vetoed
+from evalstop_service.domain.decision_commands import Released, Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind
 from evalstop_service.errors import Conflict
 from evalstop_service.store import hand_overs, runs, tables

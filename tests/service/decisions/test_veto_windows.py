@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.decisions.veto_windows import BEAT_SECONDS, GAP_SECONDS, LOST_SECONDS, VetoListener
-from evalstop_service.domain.decision_events import Vetoed
+from evalstop_service.domain.decision_commands import Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import STOP_EVENTS
 from evalstop_service.errors import Conflict

@@ -6,27 +6,19 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
-from evalstop_service.domain import decision_transitions
+from evalstop_service.domain import decision_events
+from evalstop_service.domain.decision_commands import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.domain.decision_events import (
-    Announce,
-    Cancel,
     Event,
     GuardsChecked,
     GuardsRaised,
-    Instruction,
-    Record,
     Recovered,
-    Refuse,
-    Released,
     Reported,
     RunEnded,
     RunObeyed,
     RunResumed,
     StopDecided,
-    StopOrdered,
     TimePassed,
-    Undone,
-    Vetoed,
     WindowEnded,
 )
 from evalstop_service.domain.decision_lifecycle import (
@@ -37,11 +29,16 @@ from evalstop_service.domain.decision_lifecycle import (
     STOPPING,
     VETOABLE,
     Action,
+    Announce,
+    Cancel,
     DecisionState,
     Guard,
     GuardKind,
+    Instruction,
     Lifecycle,
     Mode,
+    Record,
+    Refuse,
     Timeouts,
 )
 from evalstop_service.domain.event_types import REQUEST_EVENTS, EventType
@@ -112,7 +109,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.waiting: list[Announce] = []  # stops that wait for their due time or for a worker
         self.sent: list[str] = []
         decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out, action=action)
-        self.lifecycle, instructions = decision_transitions.start_lifecycle(
+        self.lifecycle, instructions = decision_events.apply_event(
             Lifecycle(DecisionState.SHADOW, NOW), decided, self.timeouts
         )
         self.execute_instructions(instructions)
@@ -120,12 +117,12 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def apply_event(self, event: Event) -> list[Instruction]:
         before = self.lifecycle
-        self.lifecycle, instructions = decision_transitions.apply_event(before, event, self.timeouts)
+        self.lifecycle, instructions = decision_events.apply_event(before, event, self.timeouts)
         if any(isinstance(instruction, Refuse) for instruction in instructions):
             assert len(instructions) == 1
             assert self.lifecycle == before
         self.execute_instructions(instructions)
-        again, instructions_again = decision_transitions.apply_event(self.lifecycle, event, self.timeouts)
+        again, instructions_again = decision_events.apply_event(self.lifecycle, event, self.timeouts)
         # A resume cancels again, and a repeated command may be refused; otherwise repeating changes nothing.
         if not isinstance(event, RunResumed):
             assert again == self.lifecycle

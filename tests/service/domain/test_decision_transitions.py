@@ -6,36 +6,33 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.domain import decision_transitions
+from evalstop_service.domain.decision_commands import Released, StopOrdered, Undone, Vetoed, allowed_actions
 from evalstop_service.domain.decision_events import (
-    Announce,
-    Cancel,
     Event,
     GuardsChecked,
     GuardsRaised,
-    Instruction,
     Recovered,
-    Refuse,
-    Released,
     Reported,
     RunEnded,
     RunObeyed,
     RunResumed,
     StopDecided,
-    StopOrdered,
     TimePassed,
-    Undone,
-    Vetoed,
     WindowEnded,
     WindowReopened,
+    apply_event,
 )
 from evalstop_service.domain.decision_lifecycle import (
     Action,
+    Announce,
+    Cancel,
     DecisionState,
     Guard,
     GuardKind,
+    Instruction,
     Lifecycle,
     Mode,
+    Refuse,
     Timeouts,
 )
 from evalstop_service.domain.event_types import EventType
@@ -55,34 +52,30 @@ def find_announced(instructions: list[Instruction]) -> list[str]:
 
 def test_unconfirmed_stop_escalates_in_steps() -> None:
     """An unconfirmed stop is requested again, escalated, then failed, each after its own deadline."""
-    life, _ = decision_transitions.start_lifecycle(
-        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
-    )
+    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
     announced: list[list[str]] = []
     for period in range(1, 4):
         at = NOW + timedelta(seconds=900 * period)
-        assert decision_transitions.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_VETO_WINDOW) == (
+        assert apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_VETO_WINDOW) == (
             life,
             [],
         )
-        life, instructions = decision_transitions.apply_event(life, TimePassed(at), NO_VETO_WINDOW)
+        life, instructions = apply_event(life, TimePassed(at), NO_VETO_WINDOW)
         announced.append(find_announced(instructions))
     assert announced == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
     assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
-    life, _ = decision_transitions.apply_event(
-        life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW
-    )
+    life, _ = apply_event(life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW)
     assert life.state is DecisionState.CONFIRMED
 
 
 def test_unconfirmed_park_is_requested_twice_and_never_forced() -> None:
     """A job that nobody parks goes on: the second deadline fails the decision."""
     decided = StopDecided(NOW, "policy", "", Mode.ENFORCE, (), action=Action.PARK)
-    life, _ = decision_transitions.start_lifecycle(BEGUN, decided, NO_VETO_WINDOW)
+    life, _ = apply_event(BEGUN, decided, NO_VETO_WINDOW)
     announced: list[list[str]] = []
     for period in (1, 2):
         event = TimePassed(NOW + timedelta(seconds=900 * period))
-        life, instructions = decision_transitions.apply_event(life, event, NO_VETO_WINDOW)
+        life, instructions = apply_event(life, event, NO_VETO_WINDOW)
         announced.append(find_announced(instructions))
     assert announced == [[EventType.PARK_REQUESTED], [EventType.STOP_FAILED]]
     assert life.state is DecisionState.FAILED
@@ -103,7 +96,7 @@ def test_unconfirmed_park_is_requested_twice_and_never_forced() -> None:
 def test_resumed_run_ends_a_stop_that_no_receiver_has(before: str, informed: bool, after: str) -> None:
     """The new attempt is not stopped for what an earlier one did; what a receiver has waits for its report."""
     life = Lifecycle(DecisionState(before), NOW + timedelta(seconds=60), NOW + timedelta(seconds=900))
-    resumed, instructions = decision_transitions.apply_event(life, RunResumed(NOW, 120, informed), TIMEOUTS)
+    resumed, instructions = apply_event(life, RunResumed(NOW, 120, informed), TIMEOUTS)
     assert resumed.state == after
     assert isinstance(instructions[0], Cancel)
 
@@ -120,7 +113,7 @@ def test_run_that_recovers_is_parked_no_longer(before: str, after: str) -> None:
     event = Recovered(NOW, "policy", "the eval rose")
     for action, expected in ((Action.PARK, after), (Action.STOP, before)):
         life = Lifecycle(DecisionState(before), NOW + timedelta(seconds=60), action=action)
-        recovered, instructions = decision_transitions.apply_event(life, event, TIMEOUTS)
+        recovered, instructions = apply_event(life, event, TIMEOUTS)
         assert recovered.state == expected
         assert find_announced(instructions) == [EventType.RESUME_REQUESTED] * (expected == "undone")
 
@@ -129,46 +122,46 @@ def test_run_that_recovers_is_parked_no_longer(before: str, after: str) -> None:
 def test_trainer_obeys_a_stop_and_no_park(action: Action) -> None:
     """A run that ends after a request to park it has not obeyed: it was to be set aside."""
     life = Lifecycle(DecisionState.REQUESTED, NOW, NOW + timedelta(seconds=900), action=action)
-    after, _ = decision_transitions.apply_event(life, RunObeyed(NOW, "key trainers"), TIMEOUTS)
+    after, _ = apply_event(life, RunObeyed(NOW, "key trainers"), TIMEOUTS)
     assert after.state is (DecisionState.OBEYED if action is Action.STOP else DecisionState.REQUESTED)
     vetoed = Lifecycle(DecisionState.VETOED, NOW, action=action)
-    assert decision_transitions.apply_event(vetoed, RunObeyed(NOW, "key trainers"), TIMEOUTS) == (vetoed, [])
+    assert apply_event(vetoed, RunObeyed(NOW, "key trainers"), TIMEOUTS) == (vetoed, [])
 
 
 def test_acknowledged_stop_is_not_failed_by_a_refusal() -> None:
     """The receiver that acknowledged it ends the job, whatever another one answered."""
     life = Lifecycle(DecisionState.ACKNOWLEDGED, NOW, NOW + timedelta(seconds=900))
     event = TimePassed(NOW, refusal="HTTP 413")
-    assert decision_transitions.apply_event(life, event, TIMEOUTS) == (life, [])
+    assert apply_event(life, event, TIMEOUTS) == (life, [])
 
 
 def test_stop_on_hold_without_a_verdict_is_left_alone() -> None:
     """Other guards are recorded only while the verdict calls for the stop; released, the veto window begins."""
     life = Lifecycle(DecisionState.ON_HOLD, NOW, NOW, guard_kinds=["paused"])
     guards = (Guard(GuardKind.STALE, "it is silent"),)
-    after, instructions = decision_transitions.apply_event(life, GuardsChecked(NOW, guards, False), TIMEOUTS)
+    after, instructions = apply_event(life, GuardsChecked(NOW, guards, False), TIMEOUTS)
     assert (after.guard_kinds, instructions) == (life.guard_kinds, [])
-    released, _ = decision_transitions.apply_event(after, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
+    released, _ = apply_event(after, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
     assert (released.state, released.due_at) == (DecisionState.PENDING, NOW + timedelta(seconds=60))
-    again = decision_transitions.apply_event(released, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
+    again = apply_event(released, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
     assert again == (released, [])
 
 
 def test_ordered_stop_ends_the_veto_window() -> None:
     """From the order on the trainer sees the stop."""
     life = Lifecycle(DecisionState.PENDING, NOW + timedelta(seconds=60))
-    ordered, _ = decision_transitions.apply_event(life, StopOrdered(NOW, "dana", "no more"), TIMEOUTS)
+    ordered, _ = apply_event(life, StopOrdered(NOW, "dana", "no more"), TIMEOUTS)
     assert (ordered.state, ordered.due_at) == (DecisionState.REQUESTED, NOW)
 
 
 def test_stop_of_a_parked_job_is_escalated_anew() -> None:
     """How often receivers were asked to park the job does not shorten what they are given to stop it."""
     life = Lifecycle(DecisionState.PARKED, NOW, NOW, escalations=1, action=Action.PARK)
-    life, _ = decision_transitions.apply_event(life, StopOrdered(NOW, "dana", "no more"), NO_VETO_WINDOW)
+    life, _ = apply_event(life, StopOrdered(NOW, "dana", "no more"), NO_VETO_WINDOW)
     announced = []
     for period in range(1, 4):
         event = TimePassed(NOW + timedelta(seconds=900 * period))
-        life, instructions = decision_transitions.apply_event(life, event, NO_VETO_WINDOW)
+        life, instructions = apply_event(life, event, NO_VETO_WINDOW)
         announced += find_announced(instructions)
     assert announced == [EventType.STOP_REQUESTED, EventType.STOP_ESCALATED, EventType.STOP_FAILED]
 
@@ -176,15 +169,15 @@ def test_stop_of_a_parked_job_is_escalated_anew() -> None:
 def test_parked_job_is_not_mentioned_before_its_reminder() -> None:
     """Of two processes that find a parked job overdue, the second finds a new deadline, and does nothing."""
     life = Lifecycle(DecisionState.PARKED, NOW, NOW, action=Action.PARK)
-    reminded, instructions = decision_transitions.apply_event(life, TimePassed(NOW), TIMEOUTS)
+    reminded, instructions = apply_event(life, TimePassed(NOW), TIMEOUTS)
     assert find_announced(instructions) == [EventType.PARK_OVERDUE]
-    assert decision_transitions.apply_event(reminded, TimePassed(NOW), TIMEOUTS) == (reminded, [])
+    assert apply_event(reminded, TimePassed(NOW), TIMEOUTS) == (reminded, [])
 
 
 def test_failure_after_the_trainer_obeyed_is_announced() -> None:
     """The trainer ended its run, but its job could not be ended: a person has to look."""
     report = Reported(NOW, DecisionState.FAILED, "receiver", "the job remains", {})
-    life, instructions = decision_transitions.apply_event(Lifecycle(DecisionState.OBEYED, NOW), report, TIMEOUTS)
+    life, instructions = apply_event(Lifecycle(DecisionState.OBEYED, NOW), report, TIMEOUTS)
     assert life.state is DecisionState.FAILED
     assert find_announced(instructions) == [EventType.STOP_FAILED]
 
@@ -194,31 +187,23 @@ def test_stop_that_no_receiver_has_ends_with_its_run(state: DecisionState) -> No
     """A run that ended by itself leaves its stop moot, unless a receiver may have it."""
     life = Lifecycle(state, NOW, NOW + timedelta(seconds=900))
     for receiver_informed, expected in ((True, state), (False, DecisionState.MOOT)):
-        after, _ = decision_transitions.apply_event(life, RunEnded(NOW, "completed", receiver_informed), TIMEOUTS)
+        after, _ = apply_event(life, RunEnded(NOW, "completed", receiver_informed), TIMEOUTS)
         assert after.state is expected
 
 
 def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
     """Repeating it could end the job that continues the run, so it fails with an event instead."""
-    life, _ = decision_transitions.start_lifecycle(
-        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
-    )
-    life, instructions = decision_transitions.apply_event(
-        life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW
-    )
+    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    life, instructions = apply_event(life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW)
     assert life.state is DecisionState.FAILED
     assert find_announced(instructions) == [EventType.STOP_FAILED]
 
 
 def test_acknowledgement_sets_the_deadline() -> None:
     """The deadline is the receiver's expected time plus the project's confirmation time."""
-    life, _ = decision_transitions.start_lifecycle(
-        BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW
-    )
+    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
     at = NOW + timedelta(seconds=10)
-    life, _ = decision_transitions.apply_event(
-        life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW
-    )
+    life, _ = apply_event(life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW)
     assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
 
 
@@ -245,7 +230,7 @@ def test_contradicting_event_is_refused(case: str) -> None:
     """An event that contradicts the state is refused with a reason that names both, and changes nothing."""
     state, event = REFUSED_EVENTS[case]
     life = Lifecycle(state, NOW + timedelta(seconds=60))
-    after, instructions = decision_transitions.apply_event(life, event, TIMEOUTS)
+    after, instructions = apply_event(life, event, TIMEOUTS)
     (refused,) = instructions
     assert isinstance(refused, Refuse)
     assert after == life
@@ -280,7 +265,7 @@ def test_people_are_offered_what_is_allowed(
     """A stop can be vetoed until it is handed over, undone afterwards unless it failed and the run went on, and ordered
     while the run continues."""
     life = None if state is None else Lifecycle(state, NOW, handed_over_at=NOW if handed_over else None, failed_at=NOW)
-    assert decision_transitions.allowed_actions(life, NOW, heard_at) == expected
+    assert allowed_actions(life, NOW, heard_at) == expected
 
 
 DAY = NOW + timedelta(days=1)
@@ -303,9 +288,9 @@ ANY_EVENT: list[Event] = [
 def test_copy_never_has_a_job_stopped_parked_or_resumed(events: list[Event], timeouts: Timeouts) -> None:
     """Whatever happens to a decision to copy a run, receivers are asked for that copy, or for nothing."""
     decided = StopDecided(NOW, "group g", "", Mode.ENFORCE, (), action=Action.EXPLOIT)
-    life, instructions = decision_transitions.start_lifecycle(BEGUN, decided, timeouts)
+    life, instructions = apply_event(BEGUN, decided, timeouts)
     for event in events:
-        life, following = decision_transitions.apply_event(life, event, timeouts)
+        life, following = apply_event(life, event, timeouts)
         instructions += following
     assert set(find_announced(instructions)) <= {EventType.EXPLOIT_PENDING, EventType.EXPLOIT_REQUESTED}
     assert life.action is Action.EXPLOIT
@@ -316,4 +301,4 @@ def test_resume_or_end_leaves_a_copy_moot_even_where_it_was_handed_over() -> Non
     for event in (RunResumed(DAY, 120, receiver_informed=True), RunEnded(DAY, "failed", receiver_informed=True)):
         for before, after in (("requested", "moot"), ("pending", "moot"), ("confirmed", "confirmed")):
             life = Lifecycle(DecisionState(before), NOW, action=Action.EXPLOIT, handed_over_at=NOW)
-            assert decision_transitions.apply_event(life, event, TIMEOUTS)[0].state == after
+            assert apply_event(life, event, TIMEOUTS)[0].state == after

@@ -7,9 +7,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from evalstop_service.domain.decision_events import Record, WindowEnded
-from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Timeouts
-from evalstop_service.domain.decision_transitions import apply_event
+from evalstop_service.domain.decision_events import WindowEnded, apply_event
+from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts
 from evalstop_service.domain.times import (
     DAYS,
     UNITS,

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
-from evalstop_service.domain.decision_events import Undone
+from evalstop_service.domain.decision_commands import Undone
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.statuses import DecisionOutcome, RunStatus

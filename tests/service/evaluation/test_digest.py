@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from evalstop_service.domain.decision_events import Vetoed
+from evalstop_service.domain.decision_commands import Vetoed
 from evalstop_service.evaluation import digest, figures
 from evalstop_service.store import audit, tables
 from evalstop_service.store.cases import CaseFilter

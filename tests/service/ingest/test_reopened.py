@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.domain.decision_events import Undone
+from evalstop_service.domain.decision_commands import Undone
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store.observations import PostedObservation
 

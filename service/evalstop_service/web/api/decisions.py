@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.domain.decision_events import Released, Reported, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Released, Undone, Vetoed
+from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.fields import Body, Line, Name, Plain, check_text
 from evalstop_service.store import decisions

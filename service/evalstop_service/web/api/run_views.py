@@ -10,8 +10,8 @@ from msgspec import structs
 from pydantic import AliasPath, Field
 
 from evalstop_service.decisions.commands import offer_exploit, tell_trainer_of
-from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
-from evalstop_service.domain.decision_transitions import allowed_actions
+from evalstop_service.domain.decision_commands import ActionOfPerson, allowed_actions
+from evalstop_service.domain.decision_lifecycle import Action
 from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.run import Recognition, RunAssessment, RunDescription, StepNote
 from evalstop_service.domain.statuses import OPEN, UNENDED

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import commands, group_rules, notices, second_person
-from evalstop_service.domain.decision_events import StopOrdered
+from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall, EvalSegment
 from evalstop_service.errors import Invalid

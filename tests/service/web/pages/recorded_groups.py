@@ -10,8 +10,7 @@ from typing import Any
 
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, sweeps
-from evalstop_service.domain.decision_events import Record
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Exploit, Mode, Record
 from evalstop_service.domain.run import Call, DescriptionIn, Verdict
 from evalstop_service.ingest import CheckpointSaved, EvalChanged, Exploited, Resumed
 from evalstop_service.runs.descriptions import describe_run

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, notices, stale_runs, veto_windows
-from evalstop_service.domain.decision_events import Reported, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Undone, Vetoed
+from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.metric_rules import RuleBreach

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.decision_events import StopOrdered
+from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import add_step_note, describe_run

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from evalstop_detectors import POLICIES, advance, start
 from evalstop_service.decisions import stale_runs
-from evalstop_service.domain.decision_events import Undone, Vetoed
+from evalstop_service.domain.decision_commands import Undone, Vetoed
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics

@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.domain.decision_events import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.run import LONGEST_STEP_NOTE, DescriptionIn, MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
