@@ -9,7 +9,6 @@ ServiceError
 ├── TooOften
 ├── QuotaReached
 ├── Overloaded
-├── UnreadableRow
 └── Closed
 """
 
@@ -81,10 +80,6 @@ class QuotaReached(ServiceError):
 
 class Overloaded(ServiceError):
     """Too much data waits to be stored. Nothing of this request was stored. Send the same request again in a second."""
-
-
-class UnreadableRow(ServiceError):
-    """A later release wrote a row, or it is damaged; the message says what cannot be read."""
 
 
 class Closed(ServiceError):

@@ -63,7 +63,7 @@ def find_guards(tx: Transaction, project: Project, run: Run, now: datetime, deci
     The run and then its project are locked in this transaction, and all observations of the run are written.
     """
     policy = policies.read_policy(tx, run.policy_id)
-    overridden = () if policy is None else tuple(map(GuardKind, policy.stops_despite))
+    overridden = tuple(map(GuardKind, policy.stops_despite))
     of_run = _find_run_guards(tx, project, run, policy, now, decision.action)
     found = (
         *find_pause(project),
@@ -124,13 +124,13 @@ def _find_group_guards(tx: Transaction, run: Run, decision: Decision) -> Iterato
 
 
 def _find_run_guards(
-    tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime, action: Action
+    tx: Transaction, project: Project, run: Run, policy: Policy, now: datetime, action: Action
 ) -> Iterator[Guard]:
     record = run_details.load_health(tx, [run.id]).get(run.id)
     if health.find_liveness(run, record, project.stale_seconds, now) is not Liveness.ALIVE:
         since = rfc3339(health.last_report_at(run, record))
         yield Guard(GuardKind.STALE, f"the run has not reported since {since}", {"heard_at": since})
-    if policy is not None and (faults := health.load_metric_faults(tx, [(run, policy)])[run.id]):
+    if faults := health.load_metric_faults(tx, [(run, policy)])[run.id]:
         reasons = "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
         details = {"metric_faults": msgspec.to_builtins(faults)}
         yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)

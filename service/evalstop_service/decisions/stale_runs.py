@@ -10,7 +10,7 @@ rescheduled before the change is recorded: if the process dies in between, anoth
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -33,7 +33,6 @@ from evalstop_service.domain.health import (
     stale_after_seconds,
 )
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import UnreadableRow
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_details, runs
@@ -57,8 +56,8 @@ AWAY_SECONDS = 60.0
 
 EVER_SINCE = datetime.min.replace(tzinfo=UTC)
 
-Policies = dict[UUID, Policy | None]
-"""Policies by id; None for one that cannot be read."""
+Policies = dict[UUID, Policy]
+"""Policies by id."""
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
@@ -90,7 +89,7 @@ def check_due_runs(
     """
     with database.transaction() as tx:
         due = run_details.claim_due_checks(tx, now, RUNS_AT_A_TIME)
-        next_checks = _find_unchanged(tx, due, {} if known_policies is None else known_policies, now, available_since)
+        next_checks = _find_next_checks(tx, due, {} if known_policies is None else known_policies, now, available_since)
         changed = [check for check in due if check.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
         run_details.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
@@ -98,27 +97,10 @@ def check_due_runs(
     return len(due)
 
 
-def _find_unchanged(
-    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
-) -> dict[UUID, datetime | None]:
-    """When to check each unchanged run again; None for those that have ended.
-
-    A run that cannot be read, as after a later release wrote its row, is left out, as if it had changed: the error that
-    recording its change raises delays no other run.
-    """
-    try:
-        return _find_next_checks(tx, due, known_policies, now, available_since)
-    except UnreadableRow:
-        if len(due) == 1:
-            return {}
-        middle = len(due) // 2
-        first_half = _find_unchanged(tx, due[:middle], known_policies, now, available_since)
-        return first_half | _find_unchanged(tx, due[middle:], known_policies, now, available_since)
-
-
 def _find_next_checks(
     tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
+    """When to check each unchanged run again; None for those that have ended."""
     run_ids = [check.run_id for check in due]
     loaded, records = runs.load_runs(tx, run_ids), run_details.load_health(tx, run_ids)
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
@@ -210,9 +192,8 @@ def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHeal
 
 def _find_metric_faults(
     tx: Transaction, running: Collection[Run], known_policies: Policies
-) -> dict[UUID, tuple[MetricFault, ...]]:
-    """The metric faults of each run; none if its policy cannot be read, which must not prevent the other checks."""
+) -> Mapping[UUID, tuple[MetricFault, ...]]:
+    """The metric faults of each run."""
     for policy_id in {run.policy_id for run in running} - known_policies.keys():
         known_policies[policy_id] = policies.read_policy(tx, policy_id)
-    readable = [(run, policy) for run in running if (policy := known_policies[run.policy_id]) is not None]
-    return {run.id: () for run in running} | dict(health.load_metric_faults(tx, readable))
+    return health.load_metric_faults(tx, [(run, known_policies[run.policy_id]) for run in running])

@@ -69,9 +69,8 @@ def create_decision(
     """
     begun, project = ruled, projects.get_project(tx, run.project_id)
     if begun is None:
-        policy = policies.read_policy(tx, run.policy_id)
-        begun = begin_decision(run, new_id(), now, step, run.verdict)
-        begun = replace(begun, action=Action.STOP if policy is None else Action(policy.action))
+        action = Action(policies.read_policy(tx, run.policy_id).action)
+        begun = replace(begin_decision(run, new_id(), now, step, run.verdict), action=action)
     enforced_share = 0.0
     may_enforce = run.mode is Mode.ENFORCE and project.max_mode is Mode.ENFORCE
     if may_enforce and ruled is not None:

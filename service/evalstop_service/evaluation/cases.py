@@ -243,7 +243,6 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
         delay_steps = decision.step - turn_step
     saves = treatment is Treatment.OBSERVED or decision.state in STOPPED | {DecisionState.PARKED}
     prevented = treatment is Treatment.PREVENTED
-    policy = policies.read_policy(tx, decision.policy_id)
     return replace(
         case,
         policy_id=decision.policy_id,
@@ -252,7 +251,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
         observed_probability=decision.observed_probability,
         decided_step=decision.step,
         detectors=_list_stopping_detectors(decision.verdict),
-        stated_risk=None if policy is None else compute_stated_risk(policy),
+        stated_risk=compute_stated_risk(policies.read_policy(tx, decision.policy_id)),
         delay_steps=delay_steps,
         gpu_hours_saved=None if not saves else hours.saved(decision, treatment, case.outcome, run.total_steps),
         gpu_hours_lost=None if prevented else hours.lost(decision, case.outcome),

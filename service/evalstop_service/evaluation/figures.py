@@ -11,6 +11,8 @@ from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
 
+from evalstop_detectors import policy_from_document
+
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
@@ -19,7 +21,6 @@ from evalstop_service.domain.outcome import judge_decision
 from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment, name_hours
 from evalstop_service.projects import policies
 from evalstop_service.store import cases
-from evalstop_service.store import policies as policy_rows
 from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping, Key
 from evalstop_service.store.database import Transaction
 
@@ -243,7 +244,7 @@ def _count_by_detector(
         if treatment is Treatment.OBSERVED:
             assert call.run_outcome is not None, "the row of a call has it"
             kind = (detector, parts, probability, call.run_outcome)
-            if kind in silent:  # else this release cannot read the policy
+            if kind in silent:  # its case may be newer than the counts
                 silent[kind] -= call.cases
     for (detector, parts, probability, run_outcome), number in silent.items():
         if case_filter.detector in (None, detector):
@@ -260,10 +261,7 @@ def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]]
 
 def _load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
     """The detectors of a version of a policy, and whether each observes."""
-    stored = policy_rows.find_policy(tx, project_id, name, version)
-    policy = policies.read_policy(tx, stored.id) if stored is not None else None
-    if policy is None:
-        return {}
+    policy = policy_from_document(policies.load_version(tx, project_id, name, version).document, stored=True)
     return {detector: place >= len(policy.members) for place, detector in enumerate(policy.panel)}
 
 

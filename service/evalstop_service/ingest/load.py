@@ -11,7 +11,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from evalstop_service.domain.run import Call, DetectorCall
-from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.messages import ValueConflict
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, move_monitor, observations_past
 from evalstop_service.projects import policies
@@ -29,8 +28,6 @@ TOGETHER = 64
 
 REPLAY_WEIGHT = 8
 """The weight of an observation replayed to restore a run, towards storing its monitor: it would be replayed again."""
-
-Loaded = dict[UUID, RunState | ServiceError]
 
 
 class RunCache:
@@ -77,13 +74,13 @@ def load_runs(
     cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
-) -> Loaded:
+) -> dict[UUID, RunState]:
     """The current states of these runs; those that belong to none of the projects given are left out.
 
     `cached`: their cached states. `used`: cache of policies, which never change; policies read are added. `counts`: the
     number of runs loaded each way (hit, moved_on, restored, rebuilt).
     """
-    loaded: Loaded = {}
+    loaded: dict[UUID, RunState] = {}
     run_ids = list(projects_by_run)
     for at in range(0, len(run_ids), TOGETHER):
         some = {run_id: projects_by_run[run_id] for run_id in run_ids[at : at + TOGETHER]}
@@ -92,13 +89,11 @@ def load_runs(
 
 
 def list_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
-    """What each detector of the run's policy makes of it, those with a say first; raises UnreadableRow.
+    """What each detector of the run's policy makes of it, those with a say first.
 
     Evidence is that of the stored observations; calls are in the row, and stay when observations are deleted.
     """
     state = load_runs(tx, {run.id: {run.project_id}}, {}, {}, Counter())[run.id]
-    if isinstance(state, ServiceError):
-        raise state
     monitor, row = state.monitor, state.run
     evidence = (*monitor.evidence, *monitor.panel.evidence)
     listed = []
@@ -168,7 +163,7 @@ def _load_some(
     cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
-) -> Loaded:
+) -> dict[UUID, RunState]:
     """Load these runs, in as many statements as for one.
 
     1. Read the rows first. Later reads may be newer; then the save fails, and the run is loaded again.
@@ -181,7 +176,7 @@ def _load_some(
         for run_id, row in runs.load_runs_with_counts(tx, list(projects_by_run)).items()
         if row.run.project_id in projects_by_run[run_id]
     }
-    loaded: Loaded = {}
+    loaded: dict[UUID, RunState] = {}
     for run_id, (run, _, _) in rows.items():
         state = cached.get(run_id)
         if state is not None and state.run.version == run.version:
@@ -190,9 +185,7 @@ def _load_some(
     changed = {run_id: row for run_id, row in rows.items() if run_id not in loaded}
     if changed:
         restored = _restore_states(tx, changed, cached, used, counts)
-        states = {run_id: state for run_id, state in restored.items() if isinstance(state, RunState)}
-        loaded |= restored
-        loaded |= _catch_up(tx, states, {run_id: row.checkpoints for run_id, row in changed.items()})
+        loaded |= _catch_up(tx, restored, {run_id: row.checkpoints for run_id, row in changed.items()})
     return loaded
 
 
@@ -202,40 +195,28 @@ def _restore_states(
     cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
-) -> Loaded:
+) -> dict[UUID, RunState]:
     """The runs of these rows with a monitor to continue from and their decision."""
     appended = {run_id for run_id, row in rows.items() if _was_only_added_to(row.run, cached.get(run_id))}
     cold = [run_id for run_id in rows if run_id not in appended]
     stored = ingest.load_states(tx, cold) if cold else {}
     deciding = [run_id for run_id, row in rows.items() if row.has_decision]
     decided = decisions.load_decisions(tx, deciding) if deciding else {}
-    restored: Loaded = {}
+    restored: dict[UUID, RunState] = {}
     for run_id, (run, _, _) in rows.items():
-        policy = _find_policy(tx, run.policy_id, used)
-        if policy is None:
-            restored[run_id] = UnreadableRow("a later release stored the run's policy, or it is damaged")
-            continue
+        if run.policy_id not in used:
+            used[run.policy_id] = policies.read_policy(tx, run.policy_id)
         decision = decided.get(run_id)
         if run_id in appended:
             counts["moved_on"] += 1
             restored[run_id] = replace(cached[run_id], run=run, decision=decision, combined=None)
             continue
-        policy = restrict_policy(policy, run)
+        policy = restrict_policy(used[run.policy_id], run)
         monitor = find_stored_monitor(policy, run, stored.get(run_id))
         counts["rebuilt" if monitor is None else "restored"] += 1
         watch = WatchedMetrics(run, policy)
         restored[run_id] = RunState(run, watch, monitor or start(policy), {}, decision=decision)
     return restored
-
-
-def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> Policy | None:
-    """The policy with this id; None when a later release stored it and this one cannot read it."""
-    if policy_id not in used:
-        policy = policies.read_policy(tx, policy_id)
-        if policy is None:
-            return None
-        used[policy_id] = policy
-    return used[policy_id]
 
 
 def _was_only_added_to(run: Run, cached: RunState | None) -> bool:

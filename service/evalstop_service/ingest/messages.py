@@ -125,7 +125,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 Answer = Receipt | ServiceError
-"""The receipt, or why the message was refused (NotFound, Conflict, UnreadableRow). A refused message stores nothing."""
+"""The receipt, or why the message was refused (NotFound, Conflict). A refused message stores nothing."""
 
 
 REPLAYS = Rate(burst=500, per_second=100)

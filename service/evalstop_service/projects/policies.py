@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,8 +17,6 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
-
-log = logging.getLogger(__name__)
 
 RESERVED_NAMES = frozenset({"backtests"})
 """Names that no policy may have: their addresses are taken by other routes under `/policies`."""
@@ -137,17 +134,9 @@ def require_storable(policy: Policy) -> None:
         raise Invalid(f"name: {policy.name!r} is reserved; choose another name for the policy", "name", "is reserved")
 
 
-def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:
-    """The policy with this id, which a run refers to; None, with a warning, if another release stored it and this one
-    cannot read it."""
-    stored = policies.get_policy(tx, policy_id)
-    try:
-        return policy_from_document(stored.document, stored=True)
-    except InvalidPolicy as error:
-        log.warning(
-            "policy %s (%s) was stored by another release and cannot be read: %s", policy_id, stored.reference, error
-        )
-        return None
+def read_policy(tx: Transaction, policy_id: UUID) -> Policy:
+    """The policy with this id, which a run refers to."""
+    return policy_from_document(policies.get_policy(tx, policy_id).document, stored=True)
 
 
 def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -> StoredPolicy:

@@ -67,10 +67,6 @@ class ProblemKind(Enum):
         "The schema is missing or too old",
         "Run `evalstop migrate`. If nothing was missing, this is a bug: look for the `request_id` in the log.",
     )
-    SERVICE_TOO_OLD = (
-        "The service is older than its database",
-        "Run the newest release. If it answers so too, a row is damaged: restore it from a backup.",
-    )
     UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that encrypted it.")
     FAULT = ("The service failed", "This is a bug: look for the `request_id` in the log.")
     OTHER = ("Other", "See `title` and `detail`.")  # refused by the web server itself

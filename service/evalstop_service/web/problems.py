@@ -30,7 +30,6 @@ from evalstop_service.errors import (
     Overloaded,
     QuotaReached,
     TooOften,
-    UnreadableRow,
 )
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
@@ -304,7 +303,6 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     ),
     QuotaReached: _quota_reached,
     Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
-    UnreadableRow: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
     AddressRefused: _describe_refused_address,

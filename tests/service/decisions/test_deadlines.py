@@ -11,16 +11,15 @@ from evalstop_service import background
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import deadlines, pause
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState
-from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
-from evalstop_service.store import projects, tables
+from evalstop_service.store import hand_overs, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently, wait_until
-from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits, set_up_project
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits, set_up_project
 
 CONFIRM_TIME = timedelta(seconds=900)
 STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.stop_failed")
@@ -131,7 +130,7 @@ def test_unreadable_decision_does_not_block_others(project: ProjectFixture) -> N
     with project.database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[1].id)
         tx.execute(update.values(state="nonsense"))
-    with pytest.raises(UnreadableRow, match="nonsense"):
+    with pytest.raises(ValueError, match="nonsense"):
         deadlines.process_overdue(project.database, NOW + CONFIRM_TIME)
     assert [len(load_stop_events(project, run)) for run in runs] == [2, 1, 2]
 
@@ -159,7 +158,7 @@ def test_unreadable_decision_does_not_keep_others_from_a_pause(database: Databas
     with database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[0].id)
         tx.execute(update.values(action="nonsense"))
-    with pytest.raises(UnreadableRow, match="nonsense"):
+    with pytest.raises(ValueError, match="nonsense"):
         pause.pause_project(database, project.id, "dana", "a broken grader", NOW)
     assert [project.load_decision_states(run)[-1] for run in runs] == ["pending", "on_hold", "on_hold"]
 
@@ -192,3 +191,19 @@ def test_pause_with_an_end_ends_by_itself(veto_project: ProjectFixture) -> None:
     deadlines.create_job(veto_project.database, lambda: until).do(lambda _seconds: False)
     with veto_project.database.reading() as tx:
         assert projects.get_project(tx, veto_project.id).paused_at is None
+
+
+def test_unreadable_decision_delays_no_other_window(project: ProjectFixture) -> None:
+    """The veto windows of all others end, or are extended after an outage."""
+    project.change_settings(veto_window_seconds=60.0)
+    runs = [project.open_run(name) for name in ("damaged", "whole")]
+    for run in runs:
+        project.post_observations(run, DECLINING_EVALS)
+    with project.database.transaction() as tx:
+        update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[0].id)
+        tx.execute(update.values(action="nonsense"))
+    with project.database.transaction() as tx:
+        assert hand_overs.extend_windows(tx, NOW + timedelta(seconds=30), 60.0, None, "an outage") == 2
+    with pytest.raises(ValueError, match="nonsense"):
+        project.end_windows(NOW + timedelta(seconds=100))
+    assert project.load_decision(runs[1]).state == DecisionState.REQUESTED

@@ -62,18 +62,6 @@ def end_run(project: ProjectFixture, run: Run, status: str) -> None:
         tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(status=status, ended_at=NOW))
 
 
-def test_unreadable_policy_ignores_no_guard(project: ProjectFixture) -> None:
-    """After a downgrade, a run whose policy cannot be read is subject to every guard."""
-    run = open_run_despite(project, "one", "stale", "no_checkpoint")
-    project.post_observations(run, evals(0.1, 0.2))
-    stale_runs.check_due_runs(project.database, NOW + MINUTE * 60)
-    assert find_guard_kinds(project, run, NOW + MINUTE * 60) == []
-    with project.database.transaction() as tx:
-        same_policy = tables.policies.c.id == run.policy_id
-        tx.execute(tables.policies.update().where(same_policy).values(document={"name": "from another release"}))
-    assert find_guard_kinds(project, run, NOW + MINUTE * 60) == ["stale", "no_checkpoint"]
-
-
 def test_healthy_run_has_no_guards(project: ProjectFixture) -> None:
     """A run that posts, in a project that is not paused, has no guards."""
     run = project.open_run()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import pause, stale_runs, transitions
-from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import projects, run_details, runs, tables
 from evalstop_service.store.database import Database
@@ -136,31 +135,6 @@ def test_heartbeats_keep_a_run_alive(project: ProjectFixture) -> None:
     assert (load_health_events(project, run), project.load_run(run).status) == ([], "running")
 
 
-@pytest.mark.parametrize(
-    ("table", "key", "column", "value"),
-    [
-        (tables.runs, tables.runs.c.id, "verdict", {"verdict": "of a later release"}),
-        (tables.runs, tables.runs.c.id, "status", "of a later release"),
-        (tables.run_health, tables.run_health.c.run_id, "metric_faults", ["of a later release"]),
-    ],
-)
-def test_unreadable_row_does_not_delay_the_check_of_others(
-    project: ProjectFixture, table: sa.Table, key: sa.Column[Any], column: str, value: object
-) -> None:
-    """The unreadable run is an error, checked again after a minute; the others become stale."""
-    opened = [project.open_run(f"run-{number}") for number in range(5)]
-    change = sa.update(table).where(key == opened[2].id)
-    with project.database.transaction() as tx:
-        tx.execute(change.values({sa.type_coerce(table.c[column], sa.JSON): value}))
-    with pytest.raises(UnreadableRow, match="while handling"):
-        stale_runs.check_due_runs(project.database, at(300))
-    assert check_until_done(project, at(359)) == 0
-    others = [run for run in opened if run is not opened[2]]
-    assert [load_health_events(project, run) for run in others] == [["run.stale"]] * 4
-    with pytest.raises(UnreadableRow, match="while handling"):
-        stale_runs.check_due_runs(project.database, at(360))
-
-
 def test_lost_run_recovers_with_any_message(project: ProjectFixture) -> None:
     """A post, a heartbeat, a resume, a checkpoint or reopening revives a lost run, which can be lost again."""
 
@@ -269,18 +243,6 @@ def test_metric_fault_is_announced_once(project: ProjectFixture) -> None:
     project.post_observations(run, [PostedObservation("eval", 40 + step, float("nan")) for step in range(3)], at(901))
     check_until_done(project, at(1200))
     assert load_health_events(project, run) == ["run.metric_fault"] * 2
-
-
-def test_unreadable_policy_does_not_stop_the_checks(project: ProjectFixture) -> None:
-    """Runs whose policy cannot be read become stale like all others."""
-    run_with_unreadable_policy, other = project.open_run(policy="watch-all-roles"), project.open_run()
-    with project.database.transaction() as tx:
-        same_policy = tables.policies.c.id == run_with_unreadable_policy.policy_id
-        tx.execute(tables.policies.update().where(same_policy).values(document={"name": "from another release"}))
-    check_until_done(project, at(300))
-    assert (
-        load_health_events(project, run_with_unreadable_policy) == load_health_events(project, other) == ["run.stale"]
-    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from evalstop_service.decisions import second_person
 from evalstop_service.domain.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import Stage
-from evalstop_service.errors import Conflict, UnreadableRow
+from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms, choose_move, get_enforced_share
 from evalstop_service.store import audit, proposals, rollout_stages
@@ -281,7 +281,7 @@ def test_policy_that_cannot_be_reviewed_does_not_delay_others(project: ProjectFi
     with project.database.transaction() as tx:
         tx.execute(sa.text("UPDATE proposals SET state = 'unheard-of' WHERE subject = 'a-broken'"))
     job = rollout_stage.create_job(project.database, lambda: LATER)
-    with pytest.raises(UnreadableRow, match="unheard-of"):
+    with pytest.raises(ValueError, match="unheard-of"):
         job.do(lambda _seconds: False)
     assert list_proposals(project)
     with project.database.transaction() as tx:

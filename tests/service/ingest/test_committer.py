@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded, UnreadableRow
+from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import (
     CheckpointSaved,
     Committer,
@@ -31,7 +31,6 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.problems import problem_of
 
 from tests.faults.run_records import count_deadlocks
 from tests.service.committers import run_on_loop
@@ -98,20 +97,6 @@ def test_refused_messages_do_not_affect_the_group(project: ProjectFixture) -> No
     assert isinstance(foreign, NotFound)
     assert isinstance(accepted, Receipt)
     assert accepted.accepted == 1
-
-
-def test_unreadable_policy_is_refused_with_503(project: ProjectFixture) -> None:
-    """After a downgrade, a run whose policy this release cannot read gets a 503; other runs are accepted."""
-    unreadable, run = project.open_run(policy="paper"), project.open_run(policy="cautious")
-    with project.database.transaction() as tx:
-        same_policy = tables.policies.c.id == unreadable.policy_id
-        tx.execute(tables.policies.update().where(same_policy).values(document={"name": "paper", "members": "later"}))
-    refused, accepted = project.submit_all([build_message(project, item, 0.5) for item in (unreadable, run)])
-    assert isinstance(refused, UnreadableRow)
-    assert problem_of(refused).status == 503
-    assert isinstance(accepted, Receipt)
-    assert accepted.accepted == 1
-    assert project.load_rows(tables.observations, unreadable) == []
 
 
 def test_stored_policy_is_read_without_validation(project: ProjectFixture) -> None:

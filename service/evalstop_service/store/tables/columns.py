@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,8 +13,6 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-
-from evalstop_service.errors import UnreadableRow
 
 metadata = sa.MetaData(
     naming_convention={
@@ -47,7 +45,7 @@ def moment_text(moment: datetime) -> str:
 
 
 class EnumText(sa.TypeDecorator[Any]):
-    """A text column with the values of an enum. Reading raises UnreadableRow."""
+    """A text column with the values of an enum."""
 
     impl = sa.Text
     cache_ok = True
@@ -57,11 +55,11 @@ class EnumText(sa.TypeDecorator[Any]):
         self.kind = kind
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
-        return None if value is None else _read_stored(self.kind, value)
+        return None if value is None else self.kind(value)
 
 
 class StructJson(sa.TypeDecorator[Any]):
-    """A value as a JSON document; None is NULL. Unknown fields of structs are skipped. Reading raises UnreadableRow."""
+    """A value as a JSON document; None is NULL. Unknown fields of structs are skipped."""
 
     impl = sa.JSON
     cache_ok = True
@@ -78,14 +76,7 @@ class StructJson(sa.TypeDecorator[Any]):
         return msgspec.to_builtins(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        return None if value is None else _read_stored(msgspec.convert, value, self.kind)
-
-
-def _read_stored(convert: Callable[..., Any], *value: Any) -> Any:
-    try:
-        return convert(*value)
-    except ValueError as error:
-        raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
+        return None if value is None else msgspec.convert(value, self.kind)
 
 
 class Real(sa.TypeDecorator[float]):

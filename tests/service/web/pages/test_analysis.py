@@ -76,20 +76,6 @@ def test_long_run_shows_stored_evidence(visitor: httpx.Client, tenant: Tenant) -
 
 
 @SQLITE_ONLY
-def test_unknown_detector_shows_stored_evidence(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
-    """A policy of a later release cannot be replayed: evidence comes from the stored verdicts."""
-    run = tenant.open_run("ppo")
-    tenant.post_evals(run, HACKING[:29])
-    with database.transaction() as tx:
-        later = {"name": "level", "members": [{"detector": "oracle", "params": {}}]}
-        tx.execute(tables.policies.update().where(tables.policies.c.id == run.policy_id).values(document=later))
-    assert visitor.get(f"/runs/{run.id}").status_code == 200
-    chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert chart["note"] == analysis.STORED
-    assert [track["member"] for track in chart["tracks"]] == ["k_below_best"]
-
-
-@SQLITE_ONLY
 def test_run_that_is_not_judged_shows_stored_evidence(
     visitor: httpx.Client, database: Database, tenant: Tenant
 ) -> None:

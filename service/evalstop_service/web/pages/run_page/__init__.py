@@ -17,9 +17,9 @@ from fastapi.responses import StreamingResponse
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
 from evalstop_service.domain.event_types import NOTICES
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
-from evalstop_service.domain.run import COMBINED_METRIC, DetectorCall, MetricFields
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
-from evalstop_service.errors import UnreadableRow, require
+from evalstop_service.errors import require
 from evalstop_service.ingest import list_calls
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
@@ -71,7 +71,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
-        calls = _load_calls(tx, run)
+        calls = list_calls(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
@@ -176,14 +176,6 @@ def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
     if not combined or any(series.is_long_series(tx, run.id, metric) for metric in combined):
         return []
     return list_shares(run, observations.load_series(tx, run.id, combined))
-
-
-def _load_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
-    """What each detector makes of the run; nothing if its policy is of a later release."""
-    try:
-        return list_calls(tx, run)
-    except UnreadableRow:
-        return []
 
 
 def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, MetricFields | None]]:

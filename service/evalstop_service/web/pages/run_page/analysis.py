@@ -70,9 +70,9 @@ def show_segments(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     return send_json({"available": change_point.AVAILABLE, "items": segments})
 
 
-def _load_tracks(tx: Transaction, run: Run, policy: Policy | None) -> tuple[list[Track], str]:
+def _load_tracks(tx: Transaction, run: Run, policy: Policy) -> tuple[list[Track], str]:
     """The evidence of each member of the policy, and a note on where it comes from."""
-    if policy is not None and not run.detector_failure:  # it would fail again
+    if not run.detector_failure:  # it would fail again
         policy = restrict_policy(policy, run)
         watch = WatchedMetrics(run, policy)
         if not any(series.is_long_series(tx, run.id, metric) for metric in watch.metrics):
