@@ -196,8 +196,8 @@ def shoot(
 
 
 def wait_until_drawn(page: Page) -> None:
-    """Return once the page follows its events and its chart stands."""
-    if page.locator("[data-events]").count():
+    """Return once the page is live and its chart stands."""
+    if page.locator("[data-revision]").count():
         page.wait_for_selector('.live[data-live="on"]')
     for chart in ("#chart", "#detectors-chart", "#over-time-chart"):
         if page.locator(chart).count():

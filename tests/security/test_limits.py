@@ -150,7 +150,7 @@ def test_places_are_counted_by_key_by_project_and_in_all() -> None:
 def test_no_project_has_more_than_half_of_anything() -> None:
     """A key has at most the share of its project, and that at most half."""
     limits = Limits()
-    for places in (limits.requests, limits.pulls, limits.event_streams):
+    for places in (limits.requests, limits.pulls):
         assert places.of_key <= places.of_project <= places.most / 2
 
 

@@ -176,7 +176,6 @@ class Limits:
         self.count_refused = refused
         self.requests = Places("requests", most=400, of_key=32, of_project=200, refused=refused)
         self.pulls = Places("pulls", most=200, of_key=100, of_project=100, refused=refused)
-        self.event_streams = Places("event streams", most=200, of_key=20, of_project=100, refused=refused)
         self._costly, self._costly_of_project = RateLimit(COSTLY), RateLimit(COSTLY_OF_PROJECT)
         self.processor = Processor(delayed)
         self._ordinary, self._decisions = Lane(threads), Lane(DECISION_THREADS)

@@ -30,7 +30,7 @@ from evalstop_service.web.pages import (
 from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, run_actions
-from evalstop_service.web.pages.visitor import OpenId, Site, Streams
+from evalstop_service.web.pages.visitor import OpenId, Site
 from evalstop_service.web.problem_kinds import PATH, ProblemKind
 
 PAGES = (
@@ -72,7 +72,7 @@ def show_not_found() -> Response:
 
 def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
+    app.state.pages = Site(context, Sessions(session_secret, context.clock), openid)
     static_files.install(app)
     app.router.routes.extend(route for page in PAGES for route in page.router.routes)
     app.router.routes.extend([*_problems.routes, *_not_found.routes])  # last, because it matches any path

@@ -1,39 +1,29 @@
-"""Dependencies of page routes: the signed-in visitor, what all pages share, and the events that notify open pages of
-changes.
-"""
+"""Dependencies of page routes: the signed-in visitor, and what all pages share."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-import anyio
-import anyio.to_thread
-import sqlalchemy as sa
-from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, Header, Request, Response
-from fastapi.responses import PlainTextResponse
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from anyio import to_thread
+from fastapi import Depends, Request
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import WORK, Database, Transaction, Work
-from evalstop_service.store.faults import Fault, find_fault
+from evalstop_service.store.database import WORK, Database, Transaction
 from evalstop_service.store.keys import Key, Session
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.web.context import Context, read_address
-from evalstop_service.web.limits import LIMITS, Limits, hold_place, set_sender
+from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie, read_notice
 from evalstop_service.web.pages.responses import (
     ALL_TIME,
@@ -45,60 +35,8 @@ from evalstop_service.web.pages.responses import (
     read_period,
 )
 
-POLL_SECONDS = 0.5
-HEARTBEAT_SECONDS = 15
-SEND_TIMEOUT_SECONDS = 30
-_POLLING_THREADS = 4  # separate from those of the API, so that open pages cannot starve it
-
-ReadRevision = Callable[[], str | None]
-"""Reads the current revision of a page; None if the visitor may no longer see it."""
-
-
-class Streams:
-    """The open streams of a process."""
-
-    def __init__(self, limits: Limits, poll_seconds: float = POLL_SECONDS) -> None:
-        self._places = limits.event_streams
-        self._poll_seconds = poll_seconds
-        self._polls = CapacityLimiter(_POLLING_THREADS)
-        self.open_count = 0
-
-    def open_stream(self, sender: Work, seen_revision: str, read_revision: ReadRevision) -> Response:
-        """A stream of `changed` events after `seen_revision`, for a sender; 429 when too many are open."""
-        if not self._places.has_room(sender):
-            return PlainTextResponse("too many open pages of one person or project", 429, {"Retry-After": "30"})
-        return EventSourceResponse(
-            self._send_events(sender, seen_revision, read_revision),
-            ping=HEARTBEAT_SECONDS,
-            send_timeout=SEND_TIMEOUT_SECONDS,
-        )
-
-    async def _send_events(
-        self, sender: Work, seen_revision: str, read_revision: ReadRevision
-    ) -> AsyncIterator[ServerSentEvent]:
-        self.open_count += 1
-        try:
-            with ExitStack() as held:  # here, because a stream that is never sent is never closed
-                try:
-                    held.enter_context(self._places.hold(sender))
-                except (Overloaded, TooOften):  # streams that began at the same moment took the last places
-                    return  # the browser opens the stream again, and is refused if there is still no place
-                while True:
-                    try:
-                        revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
-                    except sa.exc.SQLAlchemyError as error:
-                        if find_fault(error) is Fault.BUG:
-                            raise
-                        revision = seen_revision  # no event until the database answers again
-                    if revision is None:
-                        yield ServerSentEvent(event="gone", data="")
-                        return
-                    if revision != seen_revision:
-                        seen_revision = revision
-                        yield ServerSentEvent(event="changed", id=revision, data=revision)
-                    await anyio.sleep(self._poll_seconds)
-        finally:
-            self.open_count -= 1
+SEEN_REVISION = "x-seen-revision"
+"""The header of an open page that asks every two seconds whether it has changed; 204 says that it has not."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +53,6 @@ class Site:
 
     context: Context
     sessions: Sessions
-    streams: Streams
     openid: OpenId | None = None
 
     @property
@@ -134,7 +71,8 @@ class Visitor:
     """A signed-in person, with their role in the selected project.
 
     `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: about their
-    last action, if any. `period`: the period of the figures.
+    last action, if any. `period`: the period of the figures. `seen`: the revision of the page that their browser
+    shows, if it asks whether there is a newer one.
     """
 
     project: Project
@@ -144,6 +82,7 @@ class Visitor:
     session: Session
     notice: str = ""
     period: Period = ALL_TIME
+    seen: str = ""
 
     def link(self, address: str) -> str:
         """The address of a page, with the same period."""
@@ -274,7 +213,8 @@ async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
     set_sender(visitor.identity, visitor.project.id)
     if not WORK.get().is_decision:
         hold_place(LIMITS.get().requests)
-    return replace(visitor, notice=read_notice(request), period=read_period(request))
+    seen = request.headers.get(SEEN_REVISION, "")
+    return replace(visitor, notice=read_notice(request), period=read_period(request), seen=seen)
 
 
 async def _require_form_token(
@@ -315,23 +255,3 @@ async def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin)
 
 FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
 """An admin with a recent sign-in: for changes that allow more stops or grant access, and for showing secrets."""
-
-FollowRevision = Callable[[Callable[[Transaction], str | None]], Response]
-
-
-async def _follow_revision(
-    request: Request, site: SiteOf, seen: str = "", last_event_id: Annotated[str | None, Header()] = None
-) -> FollowRevision:
-    def follow(revision: Callable[[Transaction], str | None]) -> Response:
-        def read_revision() -> str | None:
-            with site.database.reading() as tx:
-                return None if find_visitor(tx, site, request) is None else revision(tx)
-
-        return site.streams.open_stream(WORK.get(), last_event_id or seen, read_revision)
-
-    return follow
-
-
-Follow = Annotated[FollowRevision, Depends(_follow_revision)]
-"""Sends an event whenever a revision changes from the one that the page shows, which was rendered with it or got it by
-the last event; the stream ends when the revision is None or the visitor is signed out."""

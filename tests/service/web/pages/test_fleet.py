@@ -125,13 +125,6 @@ def test_strip_starts_after_an_eval_change(visitor: httpx.Client, tenant: Tenant
     assert '"0 0 4 1"' in read_rows(visitor)["graded"]
 
 
-@SQLITE_ONLY
-def test_event_stream_reports_a_newer_revision(visitor: httpx.Client) -> None:
-    """A page with an older revision gets a `changed` event at once."""
-    with visitor.stream("GET", "/runs/fleet/events?seen=0") as stream:
-        assert next(line for line in stream.iter_lines() if line.startswith("event:")) == "event: changed"
-
-
 RUN_WITH_EVAL = replace(build_run(UUID(int=1)), metrics={"eval": {"role": "eval", "direction": "maximize"}})
 
 

@@ -1,4 +1,4 @@
-"""HEAD requests to probes, pages, API routes and event streams."""
+"""HEAD requests to probes, pages and API routes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,6 @@ def test_head_equals_get_without_body(visitor: httpx.Client, path: str, status: 
     assert {name: by_head.headers.get(name) for name in COMPARED_HEADERS} == {
         name: by_get.headers.get(name) for name in COMPARED_HEADERS
     }
-
-
-def test_head_of_an_event_stream_ends(visitor: httpx.Client) -> None:
-    """HEAD of an endless stream is answered at once, and the connection takes the next request."""
-    answer = visitor.head("/runs/events", params={"seen": "nothing"}, timeout=10)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert visitor.get("/livez", timeout=10).status_code == 200
 
 
 def test_head_requests_are_counted_as_head(visitor: httpx.Client) -> None:

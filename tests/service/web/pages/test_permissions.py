@@ -45,13 +45,10 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/projects"): VIEWER,
     ("POST", "/projects"): VIEWER,
     ("GET", "/"): VIEWER,
-    ("GET", "/overview/events"): VIEWER,
     ("GET", "/groups/{name:path}"): VIEWER,
     ("GET", "/group/series.json"): VIEWER,
-    ("GET", "/group/events"): VIEWER,
     ("GET", "/precision"): VIEWER,
     ("GET", "/precision/figures.json"): VIEWER,
-    ("GET", "/precision/events"): VIEWER,
     ("GET", "/precision/label"): OPERATOR,
     ("POST", "/precision/label/{run_id}"): OPERATOR,
     ("GET", "/cases"): VIEWER,
@@ -63,11 +60,8 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/policies/{name}/stage"): ADMIN,
     ("POST", "/policies/{name}/stage/lower"): ADMIN,
     ("GET", "/policies/backtests/{backtest_id}"): VIEWER,
-    ("GET", "/policies/backtests/{backtest_id}/events"): VIEWER,
     ("GET", "/runs"): VIEWER,
-    ("GET", "/runs/events"): VIEWER,
     ("GET", "/runs/fleet"): VIEWER,
-    ("GET", "/runs/fleet/events"): VIEWER,
     ("GET", "/runs/compare"): VIEWER,
     ("GET", "/runs/compare/series.json"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
@@ -76,7 +70,6 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/runs/{run_id}/notes/{note_id}/remove"): OPERATOR,
     ("POST", "/runs/{run_id}/metrics"): OPERATOR,
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
-    ("GET", "/runs/{run_id}/events"): VIEWER,
     ("GET", "/runs/{run_id}/analysis.json"): VIEWER,
     ("GET", "/runs/{run_id}/what-if.json"): VIEWER,
     ("GET", "/runs/{run_id}/metric-charts"): VIEWER,
@@ -130,7 +123,6 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 QUERIES = {
     ("GET", "/runs/{run_id}/what-if.json"): {"policy": "paper"},
     ("GET", "/group/series.json"): {"group": "of-somebody"},
-    ("GET", "/group/events"): {"group": "of-somebody"},
 }
 """The queries of routes that require one."""
 
@@ -207,12 +199,8 @@ class PopulatedService:
         method, template = route
         form = FORMS.get(route, {}) | ({"csrf": token} if token is not None else {})
         data = form if method == "POST" else None
-        with client.stream(
-            method, template.replace(":path", "").format(**ids), params=QUERIES.get(route), data=data, headers=headers
-        ) as response:
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                response.read()
-        return response
+        path = template.replace(":path", "").format(**ids)
+        return client.request(method, path, params=QUERIES.get(route), data=data, headers=headers)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.service.web.pages.serving import (
     submit_login_form,
 )
 
-RUN_PATHS = ("", "/series.json", "/events")
+RUN_PATHS = ("", "/series.json")
 
 
 @SQLITE_ONLY
@@ -133,7 +133,6 @@ def test_without_a_session_pages_redirect_to_sign_in(anonymous: httpx.Client, te
     for path in (
         "/",
         "/runs?name=a%20b&status=running",
-        "/runs/events",
         *(f"/runs/{run.id}{path}" for path in RUN_PATHS),
     ):
         answer = anonymous.get(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import accumulate, groupby
 from typing import Annotated
 from uuid import UUID
@@ -22,7 +21,7 @@ from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.series import Segment
 from evalstop_service.web.pages.charts import load_eval_segments
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/fleet", route_class=PageRoute)
 
@@ -68,6 +67,9 @@ def show_fleet(
     site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_RUNS)] = SHOWN_FIRST
 ) -> Response:
     """The first `shown` of the running runs, the most likely to have turned first."""
+    revision = str(int(site.clock().timestamp()) // RENEWED_SECONDS)
+    if visitor.seen == revision:
+        return Response(status_code=204)
     with site.database.reading() as tx:
         running = run_lists.list_running_verdicts(tx, visitor.project.id, MOST_RUNS + 1)
         ranked = sorted(running[:MOST_RUNS], key=_rank_run)
@@ -82,14 +84,8 @@ def show_fleet(
         more=len(running) > MOST_RUNS,
         levels=LEVELS,
         renewed_seconds=RENEWED_SECONDS,
-        revision=_read_revision(site.clock()),
+        revision=revision,
     )
-
-
-@router.get("/events")
-def follow_fleet(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever the page must be refreshed."""
-    return follow(lambda _: _read_revision(site.clock()))
 
 
 def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:
@@ -153,7 +149,3 @@ def _rank_run(listed: ListedVerdict) -> tuple[float, str]:
 def _find_probability(verdict: Verdict) -> float | None:
     """The probability of having turned; None if the policy has no detector that estimates it."""
     return max((item.value for item in verdict.evidence if item.kind == Kind.POSTERIOR), default=None)
-
-
-def _read_revision(now: datetime) -> str:
-    return str(int(now.timestamp()) // RENEWED_SECONDS)

@@ -28,7 +28,7 @@ from evalstop_service.web.pages import formatting
 from evalstop_service.web.pages.charts import CURVE_HEIGHT, CURVE_WIDTH, Frame
 from evalstop_service.web.pages.compare import LEAST_RUNS, MOST_RUNS
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf, Visitor
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
@@ -70,6 +70,8 @@ def show_group(name: Annotated[str, Path(max_length=256)], site: SiteOf, visitor
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = _read_revision(tx, visitor, name)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         loaded = group_rules.load_group(tx, visitor.project.id, name)
     rows = _rank_members(loaded)
     best = rows[0].lineage if rows and rows[0].grouped.last_eval is not None else []
@@ -121,12 +123,6 @@ def show_series(group: Annotated[str, Query(max_length=256)], site: SiteOf, visi
         for row in _rank_members(loaded)
     ]
     return send_json({"runs": documents, "hyperparameters": list(loaded.rule.hyperparameters) if loaded.rule else []})
-
-
-@router.get("/group/events")
-def follow_group(group: Annotated[str, Query(max_length=256)], visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever a run of the group, a decision on it, or the rule has changed."""
-    return follow(lambda tx: _read_revision(tx, visitor, group))
 
 
 def _read_revision(tx: Transaction, visitor: Visitor, name: str) -> str:

@@ -24,7 +24,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
 from evalstop_service.web.pages import formatting, precision, run_list
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -81,6 +81,8 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
+        if visitor.seen == overview.revision:
+            return Response(status_code=204)
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = rollout_stages.load_stages(tx, visitor.project.id)
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
@@ -105,13 +107,6 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
-
-
-@router.get("/overview/events")
-def follow_overview(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever the page has changed."""
-    project_id = visitor.project.id
-    return follow(lambda tx: _load_overview(tx, project_id, site.clock()).revision)
 
 
 def is_precise(estimate: Estimate) -> bool:

@@ -16,7 +16,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
 from evalstop_service.domain.proposals import ProposalKind
-from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached, require
+from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached
 from evalstop_service.evaluation import backtests, figures, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.projects import policies
@@ -32,7 +32,7 @@ from evalstop_service.web.api.json_body import NotJson, load
 from evalstop_service.web.pages import formatting, forms
 from evalstop_service.web.pages.cookies import add_notice
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.visitor import Admin, Follow, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
@@ -70,6 +70,8 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
     """Its progress and findings, those that differ from the recorded decisions first."""
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
     ordered = backtests.sort_findings(backtest.findings)
     return render_page(
@@ -83,14 +85,6 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         left_out=max(0, len(ordered) - MOST_SHOWN),
         name_state=formatting.name_state,
     )
-
-
-@router.get("/backtests/{backtest_id}/events")
-def follow_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever it has progressed."""
-    with site.database.reading() as tx:
-        require(backtest_rows.read_revision(tx, visitor.project.id, backtest_id), "such backtest")
-    return follow(lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))
 
 
 @router.get("/{name}")
@@ -220,6 +214,8 @@ def edit_policy(
         return _render_editor(site, visitor, name, formatting.format_json(policy.document))
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         tried = backtest_rows.load_backtest(tx, visitor.project.id, backtest)
     text = formatting.format_json(tried.document)
     return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)

@@ -27,7 +27,7 @@ from evalstop_service.web.pages.formatting import suggest_name
 from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.pages.run_list import draw_sparklines
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf, Visitor
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
@@ -130,6 +130,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = cases.read_revision(tx, project_id)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         counts = cases.count_cases(tx, project_id, filters.case_filter, ("policy",))
         stages = rollout_stages.load_stages(tx, project_id)
         by_policy = rank_policies(figures.compute_figures(counts), stages)
@@ -146,7 +148,6 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         visitor=visitor,
         filters=filters,
         revision=revision,
-        events=filters.link("/precision/events"),
         figures=filters.link("/precision/figures.json"),
         panels=panels,
         whole=whole,
@@ -206,12 +207,6 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
             ],
         }
     )
-
-
-@router.get("/precision/events")
-def follow_precision(visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever a case was added or changed."""
-    return follow(lambda tx: cases.read_revision(tx, visitor.project.id))
 
 
 @router.get("/cases")

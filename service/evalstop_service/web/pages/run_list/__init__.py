@@ -29,7 +29,7 @@ from evalstop_service.web.pages import charts, formatting, forms
 from evalstop_service.web.pages.charts import Sparkline
 from evalstop_service.web.pages.compare import LEAST_RUNS, MOST_RUNS
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -96,6 +96,8 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         page_of_runs = run_lists.list_runs(tx, visitor.project.id, run_filter, PAGE + 1)
         rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
         names = sorted(policies.load_latest_versions(tx, visitor.project.id))
@@ -120,18 +122,10 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         if last
         else None,
         first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
-        events=filters.link("/runs/events"),
         revision=revision,
         url=f"{request.url.scheme}://{request.url.netloc}",
         mistake=formatting.suggest_name("policy", filters.policy, names),
     )
-
-
-@router.get("/runs/events")
-def follow_runs(visitor: SignedIn, filters: Annotated[Filters, Query()], follow: Follow) -> Response:
-    """Send an event whenever the list has changed."""
-    run_filter = filters.to_page()
-    return follow(lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE))
 
 
 def draw_sparklines(

@@ -37,7 +37,7 @@ from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.pages.run_page.analysis import explain_raw_maximum
 from evalstop_service.web.pages.run_page.run_actions import HINTS
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
@@ -59,6 +59,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
+        if visitor.seen == revision:
+            return Response(status_code=204)
         details = require(run_details.find_run_details(tx, visitor.project.id, run_id), "such run")
         run, stored = details.run, details.health
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
@@ -154,14 +156,6 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
         }
     )
-
-
-@router.get("/events")
-def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
-    """Send an event whenever the run or a decision on it has changed."""
-    with site.database.reading() as tx:
-        visitor.load_run(tx, run_id)
-    return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
 
 
 def _describe_role_source(run: Run, metric: str) -> str:

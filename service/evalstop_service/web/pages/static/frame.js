@@ -9,7 +9,7 @@ if (printed) location.replace(new URL(`../../runs/${printed[1]}`, import.meta.ur
 
 showTimes(document);
 setInterval(() => showTimes(document), 10_000);
-if (document.querySelector("main[data-events]")) live();
+if (document.querySelector("main[data-revision]")) live();
 
 // On a phone, rows of links are scrolled to the current one.
 for (const here of document.querySelectorAll(".nav [aria-current], .filter [aria-current]")) {

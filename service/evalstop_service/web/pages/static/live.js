@@ -1,7 +1,8 @@
-// Live updates: follows the server's events and replaces the parts of the page whose HTML has changed.
+// Live updates: asks the server whether the page has changed, and replaces the parts whose HTML has.
 
 import { showTimes } from "./times.js";
 
+const POLL_MS = 2_000;
 const RETRY_MS = 10_000;
 
 const main = document.querySelector("main");
@@ -28,8 +29,8 @@ export function oneAtATime(work) {
   };
 }
 
-export async function fetchSameOrigin(url) {
-  const response = await fetch(url, { redirect: "manual", cache: "no-store" });
+export async function fetchSameOrigin(url, headers = {}) {
+  const response = await fetch(url, { redirect: "manual", cache: "no-store", headers });
   if (response.type === "opaqueredirect" || response.status === 404) {
     location.reload(); // signed out, or not found
     throw new Error("this page is no longer available");
@@ -38,13 +39,11 @@ export async function fetchSameOrigin(url) {
   return response;
 }
 
-// Follows the events at <main data-events data-revision> while the page is visible.
+// Keeps the page up to date while it is visible: <main data-revision> says what it shows.
 export function live() {
   for (const [name, part] of parts(document)) rendered.set(name, part.innerHTML);
-  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : follow()));
-  window.addEventListener("pagehide", leave);
-  window.addEventListener("pageshow", (event) => event.persisted && follow());
-  follow();
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(next) : poll()));
+  poll();
 }
 
 // --- Parts. ---
@@ -53,9 +52,7 @@ function parts(root) {
   return new Map([...root.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
 }
 
-async function swapParts() {
-  const response = await fetchSameOrigin(location.href);
-  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+function swapParts(fresh) {
   const present = parts(document);
   for (const [name, part] of parts(fresh)) {
     const html = part.innerHTML;
@@ -94,33 +91,28 @@ function focusable(root) {
   return [...root.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")];
 }
 
-// --- One stream, and only while the page is visible: a browser opens at most six connections to a host. ---
+// --- Polling. ---
 
-let stream = null;
-let retry = 0;
+let next = 0;
 
-function follow() {
-  if (stream || document.hidden) return;
-  const url = new URL(main.dataset.events, location.href);
-  url.searchParams.set("seen", main.dataset.revision);
-  stream = new EventSource(url);
-  stream.addEventListener("open", () => showLiveState("on", "Live"));
-  stream.addEventListener("changed", refresh);
-  stream.addEventListener("gone", () => location.reload());
-  stream.addEventListener("error", () => {
-    showLiveState("lost", "Reconnecting");
-    if (stream && stream.readyState === EventSource.CLOSED) {
-      leave();
-      retry = setTimeout(follow, RETRY_MS);
+const poll = oneAtATime(async () => {
+  clearTimeout(next);
+  let wait = POLL_MS;
+  try {
+    const startedAt = performance.now();
+    const response = await fetchSameOrigin(location.href, { "X-Seen-Revision": main.dataset.revision });
+    if (response.status !== 204) {
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      await Promise.all([swapParts(fresh), ...listeners.map((load) => load())]);
     }
-  });
-}
-
-function leave() {
-  clearTimeout(retry);
-  if (stream) stream.close();
-  stream = null;
-}
+    showLiveState("on", "Live");
+    wait = Math.max(POLL_MS, performance.now() - startedAt); // a slow page uses at most half of the time
+  } catch (error) {
+    showLiveState("lost", "Reconnecting");
+    wait = RETRY_MS;
+  }
+  if (!document.hidden) next = setTimeout(poll, wait);
+});
 
 function showLiveState(state, text) {
   const sign = document.querySelector(".live");
@@ -128,15 +120,3 @@ function showLiveState(state, text) {
   sign.dataset.live = state;
   sign.querySelector("span").textContent = text;
 }
-
-const refresh = oneAtATime(async () => {
-  try {
-    const startedAt = performance.now();
-    await Promise.all([swapParts(), ...listeners.map((load) => load())]);
-    // Wait as long as the page took to load, so that it uses at most half of the time.
-    await new Promise((resolve) => setTimeout(resolve, performance.now() - startedAt));
-  } catch (error) {
-    showLiveState("lost", "Reconnecting");
-    setTimeout(refresh, RETRY_MS);
-  }
-});
