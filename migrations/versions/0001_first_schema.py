@@ -31,7 +31,6 @@ TABLES = (
     "proposals",
     "policies",
     "keys",
-    "retired_key_hashes",
     "experiments",
     "endpoints",
     "backtests",
@@ -188,21 +187,11 @@ def _create_projects() -> None:
         sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("networks", sa.JSON(), nullable=False),
         sa.Column("endpoint_ids", sa.JSON(), nullable=False),
-        sa.Column("previous_hash", sa.Text(), nullable=True),
-        sa.Column("previous_until", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_keys_project_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_keys")),
         sa.UniqueConstraint("hash", name=op.f("uq_keys_hash")),
-        sa.UniqueConstraint("previous_hash", name=op.f("uq_keys_previous_hash")),
     )
     op.create_index(op.f("ix_keys_project_id"), "keys", ["project_id"], unique=False)
-    op.create_table(
-        "retired_key_hashes",
-        sa.Column("hash", sa.Text(), nullable=False),
-        sa.Column("project_id", sa.Uuid(), nullable=False),
-        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_retired_key_hashes_project_id")),
-        sa.PrimaryKeyConstraint("hash", name=op.f("pk_retired_key_hashes")),
-    )
     op.create_table(
         "policies",
         sa.Column("id", sa.Uuid(), nullable=False),

@@ -23,7 +23,6 @@ REFERENCE_TABLES = {
         "audit_log",
         "audit_chains",
         "sessions",
-        "retired_key_hashes",
     ),
     "veto_listeners",
 }

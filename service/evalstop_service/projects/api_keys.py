@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -75,19 +75,6 @@ def find_reading_key(database: Database, now: datetime) -> Key | None:
         project = projects.find_project_by_name(tx, FIRST_PROJECT)
         valid_keys = keys.list_keys_in_use(tx, project.id, now) if project else []
     return next((key for key in valid_keys if not key.networks and {"read", "admin"} & {*key.scopes}), None)
-
-
-def rotate_key(
-    database: Database, key_cache: KeyCache, author: Author, key_id: UUID, overlap_seconds: float
-) -> tuple[Key, str]:
-    """Give a key a new secret; the current one is accepted for `overlap_seconds` more. Raises NotFound."""
-    with database.transaction() as tx:
-        until = author.at + timedelta(seconds=overlap_seconds)
-        found = keys.rotate_key(tx, author.project_id, key_id, author.at, until)
-        rotated = require(found, f"key {key_id} in use in this project")
-        author.record(tx, "key.rotated", f"key {rotated[0].name}", {"id": str(key_id), "until": rfc3339(until)})
-    key_cache.clear()
-    return rotated
 
 
 def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: UUID) -> None:

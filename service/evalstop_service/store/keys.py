@@ -17,7 +17,7 @@ from evalstop_service.security.scopes import EVERY
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, read_columns
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.tables import keys, projects, retired_key_hashes, sessions
+from evalstop_service.store.tables import keys, projects, sessions
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.projects import Key as Key
 from evalstop_service.store.tables.projects import Session as Session
@@ -84,10 +84,8 @@ def is_well_formed(secret: str) -> bool:
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
-    """The valid key with this secret, or with this previous secret while it is still accepted."""
-    secret_hash = _hash_secret(secret)
-    present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
-    return find_one(tx, Key, sa.select(*COLUMNS).where(present, is_in_use(now)))
+    """The valid key with this secret."""
+    return find_one(tx, Key, sa.select(*COLUMNS).where(keys.c.hash == _hash_secret(secret), is_in_use(now)))
 
 
 def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
@@ -96,30 +94,14 @@ def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
 
 
 def find_project_id(tx: Transaction, secret_hash: str) -> UUID | None:
-    """The project of the key, valid or not, with this hash of its present or an earlier secret."""
-    query = sa.select(keys.c.project_id).where((keys.c.hash == secret_hash) | (keys.c.previous_hash == secret_hash))
-    earlier = sa.select(retired_key_hashes.c.project_id).where(retired_key_hashes.c.hash == secret_hash)
-    return tx.execute(query.union_all(earlier)).scalar()
+    """The project of the key, valid or not, with this hash of its secret."""
+    return tx.execute(sa.select(keys.c.project_id).where(keys.c.hash == secret_hash)).scalar()
 
 
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
     """Record that a key is used, at most once in `USE_SECONDS`."""
     long_ago = keys.c.last_used_at.is_(None) | (keys.c.last_used_at <= now - timedelta(seconds=USE_SECONDS))
     tx.execute(keys.update().where(keys.c.id == key_id, long_ago).values(last_used_at=now))
-
-
-def rotate_key(
-    tx: Transaction, project_id: UUID, key_id: UUID, now: datetime, previous_until: datetime
-) -> tuple[Key, str] | None:
-    """Give a key a new secret; the current one is accepted until `previous_until`. None if no such key is valid."""
-    secret = generate_secret()
-    condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & is_in_use(now)
-    retired = tx.execute(sa.select(keys.c.previous_hash).where(condition).with_for_update()).scalar()
-    if retired is not None:
-        tx.execute(retired_key_hashes.insert().values(hash=retired, project_id=project_id))
-    values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
-    key = find_one(tx, Key, keys.update().where(condition).values(values).returning(*COLUMNS))
-    return (key, secret) if key else None
 
 
 def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:

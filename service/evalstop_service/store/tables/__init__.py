@@ -18,7 +18,6 @@ from evalstop_service.store.tables.projects import keys as keys
 from evalstop_service.store.tables.projects import policies as policies
 from evalstop_service.store.tables.projects import projects as projects
 from evalstop_service.store.tables.projects import proposals as proposals
-from evalstop_service.store.tables.projects import retired_key_hashes as retired_key_hashes
 from evalstop_service.store.tables.projects import rollout_stages as rollout_stages
 from evalstop_service.store.tables.projects import sessions as sessions
 from evalstop_service.store.tables.runs import LIVE as LIVE

@@ -54,24 +54,14 @@ class Key:
         tuple[UUID, ...], doc("the endpoints whose stops it may fetch and report on; empty: all")
     ] = ()
     last_used_at: Annotated[datetime | None, doc("when it was last used, to the hour")] = None
-    previous_until: Annotated[datetime | None, doc("the secret before the rotation stays valid until then")] = None
 
 
 keys = make_table(
     "keys",
     Key,
     sa.Column("hash", sa.Text, nullable=False, unique=True),
-    sa.Column("previous_hash", sa.Text, unique=True),  # of the secret before it was rotated
     sa.Index("ix_keys_project_id", "project_id"),
     refers="project_id",
-)
-
-# Hashes of earlier secrets of rotated keys, which the spools of clients may name.
-retired_key_hashes = sa.Table(
-    "retired_key_hashes",
-    metadata,
-    sa.Column("hash", sa.Text, primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
 )
 
 

@@ -48,14 +48,6 @@ class KeyIn(Body):
         return KeyLimits(self.expires_at, tuple(self.networks), tuple(self.endpoint_ids))
 
 
-class RotationIn(Body):
-    """How a key is rotated."""
-
-    overlap_seconds: float = Field(
-        86_400.0, ge=0, le=30 * 86_400, description="how long the current secret stays valid"
-    )
-
-
 @answers(Key)
 class KeyOut(Answer):
     """A key without its secret."""
@@ -87,13 +79,6 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     """Create a key."""
     made = (database, caller.project_id, caller.actor, body.name, body.scopes, now, body.limits)
     key, secret = api_keys.create_key(*made)
-    return NewKeyOut.model_validate(vars(key) | {"key": secret})
-
-
-@router.post("/keys/{key_id}/rotate")
-def rotate_key(key_id: KeyId, body: RotationIn, caller: Admin, database: Db, key_cache: Keys, now: Now) -> NewKeyOut:
-    """Give a key a new secret. Its id and its records stay."""
-    key, secret = api_keys.rotate_key(database, key_cache, caller.author(now), key_id, body.overlap_seconds)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 

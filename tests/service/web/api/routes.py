@@ -16,7 +16,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/project/resume"): {"operate"},
     ("POST", "/keys"): set(),
     ("DELETE", "/keys/{key_id}"): set(),
-    ("POST", "/keys/{key_id}/rotate"): set(),
     ("GET", "/sessions"): set(),
     ("DELETE", "/sessions/{session_id}"): set(),
     ("GET", "/policies"): {"read"},
@@ -143,7 +142,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "networks": ["127.0.0.0/8"],
         "endpoint_ids": [],
     },
-    ("POST", "/keys/{key_id}/rotate"): {"overlap_seconds": 60.0},
     ("POST", "/projects/{project_id}/keys"): {
         "name": "k",
         "scopes": ["ingest"],
