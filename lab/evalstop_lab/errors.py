@@ -33,8 +33,7 @@ class UnreadableInput(LabError):
 
     def __init__(self, path: Path | str, problem: str, line: int | None = None) -> None:
         self.problem = problem
-        source = "standard input" if path == Path("-") else str(path)
-        super().__init__(f"{source}{'' if line is None else f', line {line}'}: {problem}.")
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {problem}.")
 
 
 class ServiceUnavailable(LabError):

@@ -30,8 +30,7 @@ from evalstop_lab.backtest.cases import (
     summarize_policy,
 )
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.command import describe_guesses
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.replay.command import describe_guesses, load_policy
 from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import joblib
 import msgspec
-from evalstop_detectors import Call, Policy
+import yaml
+from evalstop_detectors import POLICIES, Call, InvalidPolicy, Policy, policy_from_document
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
-from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
 from evalstop_lab.report import new_table
@@ -54,6 +57,26 @@ def run(args: argparse.Namespace) -> int:
     else:
         Console().print(_build_table(judged, policy.name))
     return 0
+
+
+def load_policy(name_or_file: str) -> Policy:
+    """Load the shipped policy with this name, else the one in this file; raises UnusableArguments."""
+    if name_or_file in POLICIES:
+        return POLICIES[name_or_file]
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise UnusableArguments(
+            f"There is no policy and no file {name_or_file!r}; give one of {', '.join(POLICIES)}, or a file with a"
+            " policy in JSON or YAML."
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        # YAML reads some numbers of JSON as text, such as 1e-05.
+        return policy_from_document(json.loads(text) if path.suffix == ".json" else yaml.safe_load(text))
+    except InvalidPolicy as error:
+        raise UnusableArguments(f"{path}: {error}.") from error
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
 
 
 def judge_all(

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay import mlflow_files, wandb_offline
+from evalstop_lab.replay import wandb_offline
 from evalstop_lab.replay.binary_logs import Evaluations, EventFiles
-from evalstop_lab.replay.rows import STANDARD_INPUT, STEPS, open_log, without_gz
+from evalstop_lab.replay.rows import STEPS, open_log, without_gz
 from evalstop_lab.replay.runs import ReadErrors, Run, Runs
 from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
 from evalstop_lab.report import new_table
@@ -80,19 +80,15 @@ def print_findings(findings: Findings, folder: Path) -> None:
 
 def name_kind(path: Path) -> str:
     """The kind of a log, for people."""
-    if EVENTS in path.name:
+    if EVENTS in path.name or path.is_dir():
         return f"{EVENTS}*"
-    if path.is_dir():
-        return "mlruns/" if mlflow_files.is_run(path) else f"{EVENTS}*"
     return path.name if path.name in NAMED_BY_FOLDER else "*" + path.name.removeprefix(without_gz(path).stem)
 
 
 def choose_reader(path: Path) -> Any:
     """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
-    if EVENTS in path.name:
+    if EVENTS in path.name or path.is_dir():
         return EventFiles
-    if path.is_dir():
-        return mlflow_files if mlflow_files.is_run(path) else EventFiles
     return _BY_SUFFIX.get(without_gz(path).suffix, JsonLines)
 
 
@@ -101,10 +97,6 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
     found: dict[str, list[Path]] = {}
     for root, folders, names in os.walk(folder):
         place = Path(root)
-        if mlflow_files.is_run(place):
-            found.setdefault("stored", []).append(place)
-            folders.clear()
-            continue
         if offline := [place / name for name in names if name.startswith("run-") and name.endswith(OFFLINE)]:
             found.setdefault("offline", []).extend(offline)
             folders[:] = [name for name in folders if name not in ("files", "logs", "tmp")]  # they tell of the same run
@@ -121,11 +113,10 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
         raise UnreadableInput(
             folder,
             f"the folder has no {', '.join(NAMED_BY_FOLDER)}, no console output or JSON lines of a known trainer, no"
-            " TensorBoard event files, no MLflow file store and no offline run of W&B; name the files"
-            + (f" ({seen})" if seen else ""),
+            " TensorBoard event files and no offline run of W&B; name the files" + (f" ({seen})" if seen else ""),
         )
     states = _leave_out_beginnings(sorted(found.get("state", ())), findings)
-    order = ("table", "npz", "events", "offline", "stored", "lines", "console")
+    order = ("table", "npz", "events", "offline", "lines", "console")
     others = [path for kind in order for path in sorted(found.get(kind, ()))]
     return [*states, *((path, name_run(path)) for path in others)]
 
@@ -192,8 +183,6 @@ def _find_output_folder(state: Path) -> Path:
 
 def name_run(path: Path) -> str:
     """The name of the run in a file without names of runs."""
-    if path == STANDARD_INPUT:
-        return "stdin"
     if without_gz(path).name in NAMED_BY_FOLDER or EVENTS in path.name:
         path = path.parent
     elif not path.is_dir():

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import shutil
-import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -20,7 +15,6 @@ from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import MAX_STEP, ReadErrors, Run, Series
 
 LONGEST_LINE = 1 << 20
-STANDARD_INPUT = Path("-")
 
 
 def without_gz(path: Path) -> Path:
@@ -36,7 +30,7 @@ def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[i
     """Yield each nonblank line with its number, from 1; invalid text is reported to `errors`."""
     errors = errors or ReadErrors()
     try:
-        with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else open_log(path) as file:
+        with open_log(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
@@ -65,16 +59,6 @@ class NumberedLines:
         for number, line in self._lines:
             self.number = number
             yield line
-
-
-def _rewind_standard_input() -> BinaryIO:
-    """Standard input from its start; a pipe is copied to disk first."""
-    if not sys.stdin.seekable():
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        sys.stdin = io.TextIOWrapper(copy)
-    sys.stdin.buffer.seek(0)
-    return sys.stdin.buffer
 
 
 def _decode_line(path: Path, number: int, line: bytes) -> str:

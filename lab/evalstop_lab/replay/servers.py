@@ -22,7 +22,6 @@ from evalstop_detectors import MetricRole, find_total_steps
 from evalstop_service.domain.run import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.mlflow_files import add_histories, name_run, set_cost
 from evalstop_lab.replay.rows import add_rows, parse_gpus, parse_number, parse_step
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
@@ -119,7 +118,7 @@ class MlflowRun:
     remote: Remote
     run_id: str
     name: str
-    info: Mapping[str, Any]
+    info: Mapping[str, int | None]
     metrics: frozenset[str]
     params: Mapping[str, str]
     tags: Mapping[str, str]
@@ -130,10 +129,19 @@ class MlflowRun:
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)
-        gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
+        run.gpus = parse_gpus(self.params.get("gpus") or self.tags.get("gpus") or "")
         run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
-        set_cost(run, self.info.get("start_time"), self.info.get("end_time"), gpus)
-        add_histories(run, self.metrics, self._read_values, parse_number, lambda _: self._place, errors)
+        started, ended = (self.info.get(key) for key in ("start_time", "end_time"))
+        if started is not None and ended is not None and 0 < started <= ended:
+            run.seconds = (ended - started) / 1000
+        for column in (column for _, column in roles.cells if column in self.metrics):
+            stderr = f"{column}_stderr"
+            stderrs = dict(self._read_values(stderr, ReadErrors(strict=False))) if stderr in self.metrics else {}
+            rows = (
+                (None, step, {column: value, stderr: stderrs.get(step)})
+                for step, value in self._read_values(column, errors)
+            )
+            add_rows(run, rows, parse_number, self._place, errors)
 
     @property
     def _place(self) -> str:
@@ -192,11 +200,11 @@ def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]
 
 def _parse_run(remote: Remote, item: Mapping[str, Any]) -> MlflowRun:
     info, data = item["info"], item.get("data") or {}
-    run_id = str(info.get("run_id") or info.get("run_uuid"))
+    run_id, name = str(info.get("run_id") or info.get("run_uuid")), info.get("run_name")
     return MlflowRun(
         remote,
         run_id,
-        name_run(info.get("run_name"), run_id),
+        f"{name} ({run_id[-8:]})" if name else run_id,  # EvalStop begins ids with the time
         {key: _parse_milliseconds(info.get(key)) for key in ("start_time", "end_time")},
         frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
         _to_dict(data.get("params")),

@@ -87,12 +87,11 @@ SOURCES = """A source is a file or a folder, or the address of a server:
   runs.jsonl, runs.csv          one row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; also
                                 exports of W&B, and files of verl's file logger
   trainer_state.json            the log of the Hugging Face Trainer
-  logs/                         a folder with any of these, TensorBoard events, an MLflow file store, W&B's offline
-                                runs, or the logs of Lightning, Ultralytics, stable-baselines3 or LLaMA-Factory
+  logs/                         a folder with any of these, TensorBoard events, W&B's offline runs, or the logs of
+                                Lightning, Ultralytics, stable-baselines3 or LLaMA-Factory
   train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
   mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
   evalstop+http://host:8787     an EvalStop service, with a key in EVALSTOP_KEY
-  -                             JSON lines from standard input
 """
 
 

@@ -11,8 +11,7 @@ from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_lab.calibrate.own_history import assess_claim, calibrate_policy, count_runs_needed, is_for_calibration
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.command import judge_all
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.replay.command import judge_all, load_policy
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.replay.sources import read_runs
 from evalstop_lab.worlds.world import draw_world

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,13 +196,6 @@ def test_log_without_a_known_tag_is_refused(tmp_path: Path, failing_replay: Call
     """The message lists the tags, so that one can be chosen."""
     write_events(tmp_path, {"score/gold": [(0, 1.0)]})
     assert "score/gold; set the columns with --eval" in failing_replay(1, tmp_path)
-
-
-def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, replay: Replay) -> None:
-    """With `-` JSON lines are read from standard input."""
-    text = "\n".join(json.dumps(row) for row in build_rows())
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert [select_verdict(item) for item in replay("-")] == [STOPPED]
 
 
 def test_run_in_several_files(tmp_path: Path, replay: Replay) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import MetricRole
+from evalstop_detectors import POLICIES, MetricRole, policy_to_document
 from evalstop_lab.cli import main
-from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import wandb_offline
+from evalstop_lab.replay.command import load_policy
 from evalstop_lab.replay.rows import LONGEST_LINE
 from evalstop_lab.replay.runs import ReadErrors
 from evalstop_lab.replay.sources import read_runs
@@ -303,11 +304,42 @@ def test_invalid_observations_of_an_mlflow_server() -> None:
     assert ["step is 'x'" in str(error) for error in errors.collected] == [True]
 
 
-@pytest.mark.parametrize("meta", ["[" * 200_000 + "]" * 200_000, "run_name: [", "start_time: 1", "a: 2001-99-99"])
-def test_metrics_are_read_despite_an_invalid_meta_yaml(tmp_path: Path, meta: str) -> None:
-    """A meta.yaml that is invalid, or has impossible times, does not prevent reading the metrics."""
-    (tmp_path / "metrics").mkdir()
-    (tmp_path / "meta.yaml").write_text(f"{meta}\nend_time: 2{'0' * 400}\n")
-    (tmp_path / "metrics" / "eval").write_text("1 0.5 7\n")
-    (run,) = read_runs([tmp_path], None, ReadErrors(strict=False)).by_name.values()
-    assert (list(run.series[MetricRole.EVAL].values), run.seconds) == ([0.5], None)
+VALID_POLICY = "name: mine\nmembers:\n  - detector: k_decline\n    stop_at: 5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("p.yaml", VALID_POLICY.replace("5", "-5"), ["$.members[0].stop_at", "number > 0"]),
+        ("p.yaml", VALID_POLICY + "? [a]\n: 1", ["line 5, column 3"]),
+        ("p.yaml", VALID_POLICY + "note: !!python/object:os.system {}", ["line 5, column 7", "tag"]),
+        ("p.yaml", "", ["object"]),
+        ("p.yaml", "[" * 5000, ["p.yaml"]),
+        ("p.json", '{"name": "p",\n "members": [}', ["line 2 column 14"]),
+        ("p.json", '{"name": "p", "members": []}', ["$.members", "length >= 1"]),
+        ("p.json", "[" * 100_000, ["p.json"]),
+    ],
+)
+def test_invalid_policy_is_refused(tmp_path: Path, name: str, text: str, parts: list[str]) -> None:
+    """The message names the file and the place in it."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UnusableArguments) as refusal:
+        load_policy(str(tmp_path / name))
+    for part in [str(tmp_path / name), *parts]:
+        assert part in str(refusal.value)
+
+
+def test_unknown_policy_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
+    """The exit code is 2, and the message lists the shipped policies."""
+    log = write_jsonl(tmp_path / "a.jsonl", build_rows())
+    message = failing_replay(2, log, "--policy", "nowhere")
+    assert f"no file 'nowhere'; give one of {', '.join(POLICIES)}" in message
+
+
+def test_policy_is_read_from_yaml_and_json_alike(tmp_path: Path) -> None:
+    """A policy in YAML equals the same policy in JSON, and numbers in JSON may have exponents."""
+    (tmp_path / "p.yaml").write_text(VALID_POLICY.replace("5", "0.00002"))
+    policy = load_policy(str(tmp_path / "p.yaml"))
+    (tmp_path / "p.json").write_text(json.dumps(policy_to_document(policy)))
+    assert "2e-05" in (tmp_path / "p.json").read_text()
+    assert load_policy(str(tmp_path / "p.json")) == policy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, policy_from_document
-from evalstop_lab.replay.policy_file import policy_from_file
+from evalstop_lab.replay.command import load_policy
 
 from tests.lab.replay.conftest import Replay, build_rows, write_jsonl
 
@@ -49,7 +49,7 @@ def test_examples_run(tmp_path: Path, replay: Replay, language: str, text: str) 
     """Each example is a policy that stops a run that turns, and does not stop one that rises."""
     file = tmp_path / f"example.{language}"
     file.write_text(text)
-    policy = policy_from_file(file)
+    policy = load_policy(str(file))
     assert {member.detector.name for member in policy.members} <= set(DETECTORS)
     turned = [min(i, 60 - i) / 30 + 0.01 * (-1) ** i for i in range(60)]
     log = write_jsonl(tmp_path / "runs.jsonl", [*build_rows("turned", turned), *build_rows("rising", range(60))])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
+from evalstop_lab.replay.command import load_policy
 from evalstop_lab.replay.judged import judge_runs
-from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.servers import read_roles
 from evalstop_lab.replay.sources import RequestedRoles, read_runs
@@ -26,23 +23,6 @@ from tests.lab.replay.conftest import TURNING, property_settings, write_jsonl
 from tests.lab.replay.fake_mlflow import TOKEN, run_fake_mlflow
 
 WANDB_FILE = Path(__file__).parents[2] / "data" / "wandb" / "run-offline.wandb"
-
-WRITE_FILE_STORE_SCRIPT = """
-import sys
-from mlflow import MlflowClient
-from mlflow.entities import Metric
-
-client = MlflowClient("file:" + sys.argv[1])
-experiment = client.create_experiment("rlhf")
-for name, scores in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
-    run = client.create_run(experiment, run_name=name, start_time=1_000)
-    client.log_param(run.info.run_id, "gpus", 8)
-    metrics = [Metric("eval/score", value, 1_000, 10 * index) for index, value in enumerate(scores)]
-    client.log_batch(run.info.run_id, [*metrics, Metric("train/kl", float("nan"), 1_000, 20)])
-    client.set_terminated(run.info.run_id, end_time=3_601_000)
-    if name == "deleted":
-        client.delete_run(run.info.run_id)
-"""
 
 
 def list_eval_scores(run: Run) -> list[tuple[int, float]]:
@@ -88,18 +68,6 @@ def test_damaged_wandb_run_is_read_up_to_the_damage(tmp_path: Path, data: st.Dat
     (everything,) = map(list_observations, read_runs([WANDB_FILE]).by_name.values())
     assert all(series == everything[role][: len(series)] for run in runs for role, series in run.items())
     assert cut or errors.collected or runs == [everything]
-
-
-@pytest.mark.real
-def test_mlflow_file_store_is_read(tmp_path: Path) -> None:
-    """A file store has names with slashes, NaN, the duration and the GPUs; deleted runs are ignored."""
-    script = WRITE_FILE_STORE_SCRIPT.format(turning=list(TURNING))
-    environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "mlruns")], env=environment, check=True, timeout=120)
-    (run,) = read_runs([tmp_path]).by_name.values()
-    assert run.name.startswith("seed1 (")
-    assert (list_eval_scores(run), run.gpu_hours) == (TURNED, 8.0)
-    assert math.isnan(run.series[MetricRole.KL].values[0])
 
 
 def test_run_in_several_logs(tmp_path: Path) -> None:
