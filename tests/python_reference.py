@@ -8,13 +8,13 @@ from typing import Any
 
 import evalstop
 from evalstop_client import errors
-from evalstop_client.reading.records import Checkpoint, DecisionRecord, ObservationRecord, RunRecord, Table
+from evalstop_client.reading.records import DecisionRecord, ObservationRecord, RunRecord, Table
 from evalstop_client.settings import RunArguments
 
 LINE = 100
 """The longest signature on one line."""
 
-OWN = {"from_json", "to_row"}
+OWN = {"from_json"}
 """Methods by which the client builds its records and tables."""
 
 REPORTING: tuple[type, ...] = (
@@ -26,7 +26,7 @@ REPORTING: tuple[type, ...] = (
     evalstop.Summary,
     evalstop.Limits,
 )
-READING: tuple[type, ...] = (Table, RunRecord, DecisionRecord, ObservationRecord, Checkpoint)
+READING: tuple[type, ...] = (Table, RunRecord, DecisionRecord, ObservationRecord)
 
 
 def render_python_reference() -> str:

@@ -9,9 +9,7 @@ EvalStopError
 │   ├── KeyRefused
 │   ├── NotFound
 │   ├── Rejected
-│   ├── ConfirmationNeeded
-│   └── AnswerMalformed
-├── LibraryMissing
+│   └── ConfirmationNeeded
 └── SchedulerError
     ├── SchedulerUnavailable
     └── RequestRefused
@@ -68,14 +66,6 @@ class Rejected(ApiError):
 
 class ConfirmationNeeded(ApiError):
     """Nothing is done yet: another person has to confirm it."""
-
-
-class AnswerMalformed(ApiError):
-    """The service's answer is not understood: it may be of another release than this client."""
-
-
-class LibraryMissing(EvalStopError):
-    """An optional library is not installed."""
 
 
 class SchedulerError(EvalStopError):

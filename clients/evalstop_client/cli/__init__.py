@@ -1,4 +1,4 @@
-"""Parses the command line and runs the command, which is imported on demand.
+"""Parses the command line and runs the command.
 
 Other distributions add commands through the entry point group `evalstop.commands`: a module with `COMMANDS`, a mapping
 from name to help text, and `main(arguments)`. The service adds those that work on the installation.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
 from io import TextIOWrapper
-from typing import Protocol, cast
+from typing import Protocol
 
+from evalstop_client.cli import doctor, policies, project, runs
 from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.version import __version__
 
@@ -22,24 +22,20 @@ GROUP = "evalstop.commands"
 OK, FAILED, USAGE = 0, 1, 2
 
 COMMANDS = {
-    "runs": ("runs", "List, show and follow runs, or stop one."),
-    "decisions": ("runs", "List decisions; veto, release, undo or label one."),
-    "precision": ("runs", "Show how often policies, or their detectors, were right."),
-    "groups": ("runs", "List and show groups of runs; set the rule that compares their runs."),
-    "digest": ("project", "Show the digest of the last 7 days, as endpoints with project.digest get it."),
-    "endpoint": (
-        "project",
-        "List, add, test, rotate and remove webhook endpoints; list deliveries.",
-    ),
-    "policy": ("policies", "List, backtest and add policies, and move them between rollout stages."),
-    "proposals": ("policies", "List, confirm and refuse what waits for another person."),
-    "project": ("project", "Show or change the settings of the key's project."),
-    "pause": ("project", "Pause all stops in the project until it is resumed."),
-    "resume": ("project", "Resume stops in a paused project."),
-    "key": ("project", "List, create and revoke keys of the project; requires the scope admin."),
-    "doctor": ("doctor", "Explain on one screen why a run is not stopped."),
+    "runs": (runs.add_runs, "List, show and compare runs, or stop one."),
+    "decisions": (runs.add_decisions, "List decisions; veto, release, undo or label one."),
+    "precision": (runs.add_precision, "Show how often policies, or their detectors, were right."),
+    "groups": (runs.add_groups, "Set the rule that compares the runs of a group."),
+    "endpoint": (project.add_endpoint, "List, add, test, rotate and remove webhook endpoints; list deliveries."),
+    "policy": (policies.add_policy, "List and add policies, and move them between rollout stages."),
+    "proposals": (policies.add_proposals, "List, confirm and refuse what waits for another person."),
+    "project": (project.add_project, "Show or change the settings of the key's project."),
+    "pause": (project.add_pause, "Pause all stops in the project until it is resumed."),
+    "resume": (project.add_resume, "Resume stops in a paused project."),
+    "key": (project.add_key, "List, create and revoke keys of the project; requires the scope admin."),
+    "doctor": (doctor.add_doctor, "Explain on one screen why a run is not stopped."),
 }
-"""Module and help text by name."""
+"""What adds each command to the parser, and its help text."""
 
 
 class Addition(Protocol):
@@ -58,13 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # the terminal may have no letters for a name
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = arguments[0] if arguments else ""
-    additions = [] if name in COMMANDS else load_additions()
+    additions: list[Addition] = [] if name in COMMANDS else [point.load() for point in entry_points(group=GROUP)]
     for addition in additions:
         if name in addition.COMMANDS:
             return addition.main(arguments)
     try:
-        require_command(name, additions)
-        options = parser(arguments, additions).parse_args(arguments)
+        options = parser(additions).parse_args(arguments)
         return int(options.command(options))
     except ConfigurationError as error:
         sys.stderr.write(f"evalstop: {error}\n")
@@ -79,47 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def parser(arguments: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
-    """The parser of all commands, with the options of the command in `arguments`; `command` is its function."""
+def parser(additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
+    """The parser of all commands; the function of the parsed one is the option `command`."""
+    texts = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
+    others = "\n".join(["commands of the service, for use on its machine:", *texts])
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Manage runs, decisions and settings of a project over HTTP, with EVALSTOP_URL and EVALSTOP_KEY.",
-        epilog=f"{_describe(additions)}exit codes: 0 success; 1 failure, or `doctor` found what blocks a stop; "
-        "2 wrong usage",
+        epilog=f"{others if texts else '`evalstop up` and others come with evalstop-service.'}\n\n"
+        "exit codes: 0 success; 1 failure, or `doctor` found what blocks a stop; 2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"evalstop {__version__}")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command, (module, text) in COMMANDS.items():
-        if arguments and command == arguments[0]:
-            getattr(import_module(f"{__name__}.{module}"), f"add_{command}")(commands, text)
-        else:
-            commands.add_parser(command, help=text)
+    for add, text in COMMANDS.values():
+        add(commands, text)
     for addition in additions:
         for command in addition.COMMANDS:
             commands.add_parser(command)  # without help text, so that it is not listed twice
     return root
-
-
-def require_command(name: str, additions: Sequence[Addition]) -> None:
-    """Raise ConfigurationError, which names the distribution to install, for a command that only the service may have.
-
-    With the service, argparse names all commands.
-    """
-    if name and not name.startswith("-") and name not in COMMANDS and not additions:
-        raise ConfigurationError(
-            f"{name}: not a command of evalstop-client ({', '.join(COMMANDS)}). "
-            "`evalstop up` and the other commands of the service need: pip install evalstop-service"
-        )
-
-
-def load_additions() -> list[Addition]:
-    """The modules of other distributions that add commands."""
-    return [cast(Addition, point.load()) for point in entry_points(group=GROUP)]
-
-
-def _describe(additions: Sequence[Addition]) -> str:
-    lines = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
-    if not lines:
-        return "`evalstop up` and the other commands of the service come with evalstop-service.\n\n"
-    return "\n".join(["commands of the service, for use on its machine:", *lines, "", ""])

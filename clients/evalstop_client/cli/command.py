@@ -4,76 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from evalstop_client.errors import ConfigurationError
-from evalstop_client.observations import format_time
 from evalstop_client.reading.api import Api
-
-Shown = str | int | float | bool | datetime | None
-
-
-def print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, default=_write_time) + "\n")
-    sys.stdout.flush()
-
-
-def _write_time(value: object) -> str:
-    """A time as the API writes it."""
-    if not isinstance(value, datetime):
-        raise TypeError(f"{value!r} is not JSON")
-    return format_time(value)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """Print a table; `none` without rows."""
-    cells = [tuple(columns), *(tuple(map(_format_value, row)) for row in rows)]
-    if len(cells) == 1:
-        print("none")
-        return
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
-    """Print one fact per line, without those that are None."""
-    texts = [(name, _format_value(value)) for name, value in facts if value is not None]
-    width = max((len(name) for name, _ in texts), default=0)
-    for name, text in texts:
-        print(f"{name:<{width}}  {text}")
-
-
-def parse_time(text: str | None) -> datetime | None:
-    """A time as the API writes it."""
-    return datetime.fromisoformat(text) if text is not None else None
-
-
-def format_number(value: float) -> str:
-    """A measured value with few digits."""
-    return f"{value:.6g}"
-
-
-def _format_value(value: Shown) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return format_number(value)
-    if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M")
-    text = str(value)
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
-
+from evalstop_client.reading.records import pick_columns
+from evalstop_client.service import Json
 
 OK, FAILED = 0, 1
-
-KEY_VARIABLE = "EVALSTOP_KEY"
 
 Command = Callable[[argparse.Namespace], int]
 """Runs a command and returns the exit code; its docstring is its help text."""
@@ -82,14 +21,13 @@ Subcommands = Any
 """argparse's subparsers, whose type is private."""
 
 
-def add_command(to: Subcommands, name: str, run: Command, *aliases: str) -> argparse.ArgumentParser:
-    """Add a command with the common options; the parsed options hold its function as `command`."""
-    command: argparse.ArgumentParser = to.add_parser(name, aliases=aliases, help=run.__doc__, description=run.__doc__)
+def add_command(to: Subcommands, name: str, run: Command, *arguments: str) -> argparse.ArgumentParser:
+    """Add a command with required arguments of these names; the parsed options hold its function as `command`."""
+    command: argparse.ArgumentParser = to.add_parser(name, help=run.__doc__, description=run.__doc__)
     command.add_argument("--url", help="URL of the service (default: EVALSTOP_URL)")
-    command.add_argument(
-        "--key-env", metavar="NAME", default=KEY_VARIABLE, help="variable that holds the key (default: %(default)s)"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print what the API answers")
+    for argument in arguments:
+        command.add_argument(argument, metavar=argument.upper())
     command.set_defaults(command=run)
     return command
 
@@ -98,39 +36,90 @@ def add_group(commands: Subcommands, name: str, text: str) -> Subcommands:
     return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar="VERB")
 
 
+def add_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--limit", type=parse_count, default=50, metavar="N", help="default: %(default)s")
+
+
+def parse_count(text: str) -> int:
+    """A number of items or days, for an option; raises ArgumentTypeError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 5:
+        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number from 0 to 99999")
+    return int(text)
+
+
 def connect(options: argparse.Namespace) -> Api:
     """Connect to the service in the options. Raises ConfigurationError."""
-    if not os.environ.get(options.key_env):
-        raise ConfigurationError(f"key: set {options.key_env} to a key of the project; `evalstop up` prints the first.")
-    return Api(options.url, os.environ[options.key_env])
+    return Api(options.url)
 
 
 def show_result(options: argparse.Namespace, document: object, text: str) -> int:
     """Print a result as text or, with --json, as JSON; returns the exit code of success."""
-    if options.json:
-        print_json(document)
-    else:
-        print(text)
+    print(json.dumps(document) if options.json else text, flush=True)
     return OK
 
 
-def show_list(
-    options: argparse.Namespace, documents: Sequence[object], columns: Sequence[str], rows: Iterable[Sequence[Shown]]
-) -> int:
-    """Print a list as a table or, with --json, as JSON; returns the exit code of success."""
+def show_list(options: argparse.Namespace, documents: Sequence[Json], columns: str) -> int:
+    """Print a list as a table with these columns of `pick_columns` or, with --json, as JSON."""
     if options.json:
-        print_json(documents)
-    else:
-        print_table(columns, rows)
+        return show_result(options, documents, "")
+    print_table([pick_columns(document, columns) for document in documents])
     return OK
 
 
-def parse_count(text: str) -> int:
-    """A number of items, for an option; raises ArgumentTypeError."""
-    try:
-        count = int(text)
-    except ValueError:
-        count = -1
-    if not 0 <= count <= sys.maxsize:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, 0 or more")
-    return count
+def show_facts(options: argparse.Namespace, document: Json, facts: Mapping[str, object]) -> int:
+    """Print these facts of a document, but those that are None, or, with --json, all of it."""
+    if options.json:
+        return show_result(options, document, "")
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value is not None:
+            print(f"{name:<{width}}  {format_value(name, value)}")
+    return OK
+
+
+def print_table(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print rows of the same columns; `none` without rows."""
+    if not rows:
+        print("none")
+        return
+    cells = [list(rows[0]), *([format_value(name, value) for name, value in row.items()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def format_value(name: str, value: object) -> str:
+    """A value of an answer, on one line; a share is in percent, with its interval, and a time is that of this machine.
+
+    >>> format_value("precision", {"value": 0.9, "low": 0.81, "high": 0.95}), format_value("labels", {"team": "x"})
+    ('90.0 % (81.0 to 95.0)', 'team=x')
+    >>> format_value("stale_seconds", 5400.0)
+    '1h30m'
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_seconds") and isinstance(value, int | float) and value % 1 == 0:
+        return _format_duration(int(value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping) and value.keys() >= {"value", "low", "high"}:
+        low, share, high = (f"{100 * (value[key] or 0):.1f}" for key in ("low", "value", "high"))
+        return "-" if value["value"] is None else f"{share} % ({low} to {high})"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={format_value('', part)}" for key, part in value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(format_value("", part) for part in value)
+    text = str(value)
+    if name.endswith("_at") and text != "none":
+        return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}"
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _format_duration(seconds: int) -> str:
+    text = ""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"

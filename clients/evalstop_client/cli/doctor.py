@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, connect, print_json, print_table
+from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, connect, print_table, show_result
 from evalstop_client.errors import KeyRefused, ServiceAway
 from evalstop_client.reading.api import Api
 from evalstop_client.reading.records import RunRecord
@@ -48,21 +48,17 @@ def examine(options: argparse.Namespace) -> int:
     except (ServiceAway, KeyRefused) as error:
         checks.append(Check("service" if isinstance(error, ServiceAway) else "key", BLOCKS, error.detail))
     blocking = dict.fromkeys(check.name for check in checks if check.finding == BLOCKS)
-    if options.json:
-        found = [check._asdict() for check in checks]
-        print_json({"run": run.name if run else None, "blocked": bool(blocking), "checks": found})
-    else:
-        print_table(("check", "", "found"), checks)
-        print(f"blocked by: {', '.join(blocking)}" if blocking else "nothing blocks a stop")
+    found = [check._asdict() for check in checks]
+    if not options.json:
+        print_table(found)
+    document = {"run": run.name if run else None, "blocked": bool(blocking), "checks": found}
+    show_result(options, document, f"blocked by: {', '.join(blocking)}" if blocking else "nothing blocks a stop")
     return FAILED if blocking else OK
 
 
 def _find_newest(api: Api) -> RunRecord | None:
     """The newest running run, else the newest of all."""
-    for status in ("running", None):
-        for run in api.runs(status=status):
-            return run
-    return None
+    return next(iter(api.runs(status="running")), None) or next(iter(api.runs()), None)
 
 
 def _check_project(api: Api) -> Iterator[Check]:
@@ -82,28 +78,29 @@ def _check_project(api: Api) -> Iterator[Check]:
 
 def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
     yield Check("run", FINE if run.ended_at is None else NOTE, f"{run.name}: {run.status}, {run.url}")
-    yield Check("mode", BLOCKS if run.mode == "shadow" else FINE, f"{run.mode}, policy {run.policy}")
+    policy = f"{run.policy['name']}@{run.policy['version']}"
+    yield Check("mode", BLOCKS if run.mode == "shadow" else FINE, f"{run.mode}, policy {policy}")
     yield _check_eval(run, api)
-    if not run.document["length_known"]:
-        planned, last = run.document["total_steps"], run.document["last_step"]
+    if not run.length_known:
+        planned, last = run.total_steps, run.last_step
         early = "an early end, or " if planned and last < planned else ""
         doubt = f"the last step is {last} of {planned}: {early}is the plan in another unit than the steps?"
         yield Check("length", NOTE, doubt if planned else "unknown, so decisions come later: total_steps=")
     checkpoints = len(api.connection.get(f"/runs/{run.id}/checkpoints")["items"])
     yield Check("checkpoint", FINE if checkpoints else NOTE, f"{checkpoints or 'none'} registered")
-    if others := run.document.get("job_runs"):  # an older service does not tell
+    if others := run.job_runs:
         text = f"{len(others)} other live run{'s' if len(others) > 1 else ''} in this job: {', '.join(others[:8])}"
         yield Check("job", NOTE, f"{text}; a stop waits for them")
-    health = run.document["health"] or {}
+    health = run.health or {}
     if failure := health.get("detector_failure"):
         yield Check("detectors", BLOCKS, failure)
     if health.get("state", "alive") != "alive":
         yield Check("reports", NOTE, f"{health['state']}: the last report was at {health['last_report_at']}")
     if decision := run.decision:
-        guards = f" ({', '.join(decision.guards)})" if decision.guards else ""
+        guards = f" ({', '.join(decision.guard_kinds)})" if decision.guard_kinds else ""
         finding = BLOCKS if decision.state in BLOCKED else NOTE
-        until = f" until {decision.document['due_at']}" if decision.state == "pending" else ""
-        yield Check("decision", finding, f"{decision.state}{guards}{until}: {decision.reason}")
+        until = f" until {decision.due_at}" if decision.state == "pending" else ""
+        yield Check("decision", finding, f"{decision.state}{guards}{until}: {decision.state_reason}")
         yield from _check_delivery(run, api)
     else:
         yield Check("verdict", NOTE, f"{run.verdict}: {run.verdict.reason}")
@@ -129,7 +126,7 @@ def _check_eval(run: RunRecord, api: Api) -> Check:
         return Check("eval", BLOCKS, f"no metric has the role eval{others}")
     if name not in counts:
         return Check("eval", BLOCKS, f"{name} has no value yet{others}")
-    origins = run.document["recognition"]["origins"]
+    origins = run.recognition["origins"]
     evals = [metric for metric, role in run.metrics.items() if role["role"] == "eval"]
     if guessed := ", ".join(metric for metric in evals if origins.get(metric) == "guessed"):
         return Check("eval", BLOCKS, f"the role of {guessed} was guessed, and a guess cannot stop the run: confirm it")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal, Self
-from urllib.parse import quote
 from uuid import UUID
 
 from evalstop_client.config import LabelValue, format_value
 from evalstop_client.errors import ConfigurationError, NotFound
-from evalstop_client.reading.connection import Connection, Query
+from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
-from evalstop_client.service import Json
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
 Since = str | datetime | timedelta
@@ -96,13 +94,12 @@ class Api:
             "since": parse_moment(since),
             "until": parse_moment(until),
         }
-
-        return Table(lambda: (RunRecord.from_json(*item) for item in self._list("/runs", query)))
+        return Table(lambda: (RunRecord(item, self.connection) for item in self.connection.pages("/runs", query)))
 
     def run(self, id_or_name: str) -> RunRecord:
         """The run with this id or exact name. Raises NotFound."""
         if is_id(id_or_name):
-            return RunRecord.from_json(self.connection.get(f"/runs/{quote(id_or_name, safe='')}"), self.connection)
+            return RunRecord(self.connection.get(f"/runs/{id_or_name}"), self.connection)
         for run in self.runs(name=id_or_name):
             if run.name == id_or_name:
                 return self.run(run.id)  # with the fields that lists leave out
@@ -127,19 +124,17 @@ class Api:
             "until": parse_moment(until),
         }
 
-        return Table(lambda: (DecisionRecord.from_json(*item) for item in self._list("/decisions", query)))
+        pages = self.connection.pages
+        return Table(lambda: (DecisionRecord(item, self.connection) for item in pages("/decisions", query)))
 
     def decision(self, id_or_run: str) -> DecisionRecord:
         """The decision with this id, or the one on the run of this name. Raises NotFound."""
         if is_id(id_or_run):
-            return DecisionRecord.from_json(self.connection.get(f"/decisions/{id_or_run}"), self.connection)
+            return DecisionRecord(self.connection.get(f"/decisions/{id_or_run}"), self.connection)
         decision = self.run(id_or_run).decision
         if decision is None:
             raise NotFound(f"there is no decision on the run {id_or_run!r}.")
         return decision
-
-    def _list(self, path: str, query: Query) -> Iterator[tuple[Json, Connection]]:
-        return ((fields, self.connection) for fields in self.connection.pages(path, query))
 
 
 def parse_moment(moment: Since | None) -> str | None:

@@ -108,8 +108,9 @@ def test_shell_examples_use_existing_commands(block: Block, capsys: pytest.Captu
         words = words[: next((index for index, word in enumerate(words) if word in (">", ">>", "|")), len(words))]
         match words[0]:
             case "evalstop":
-                line = client_cli if words[1] in client_cli.COMMANDS else service_cli
-                line.parser(words[1:]).parse_args(words[1:])
+                is_client = words[1] in client_cli.COMMANDS
+                parser = client_cli.parser() if is_client else service_cli.parser(words[1:])
+                parser.parse_args(words[1:])
             case "evalstop-receiver":
                 receiver_words = words[1 : words.index("--")] if "--" in words else words[1:]
                 assert_parses(receiver_cli.main, receiver_words, capsys)

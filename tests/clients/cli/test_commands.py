@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.cli import COMMANDS, main, parser, require_command
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.cli import COMMANDS, main, parser
 from evalstop_client.version import __version__
 
 from tests.clients.real_service import Project
@@ -56,26 +55,9 @@ def test_runs_are_listed_and_shown(shell: Shell, project: Project) -> None:
         assert all(word in table for word in ("falls", "pending", "paper@1", "verdict"))
         shown = shell.run("runs", "show", "falls")
         assert "3 consecutive declines" in shown
-        assert "called at step 4" in shown
-        assert "posterior (observes)" in shown
+        calls = {line.split()[0]: line.split()[1:3] for line in shown.splitlines() if line.startswith(("k_", "post"))}
+        assert (calls["k_decline"], calls["posterior"][0]) == (["no", "4"], "yes")
         assert shell.read("runs", "show", "falls")["labels"] == {"team": "x"}
-
-
-def test_note_is_added_at_a_step_of_a_run(shell: Shell, project: Project) -> None:
-    """A note from the shell is on the run, with its step, and `runs show` lists it."""
-    with project.report_run("rises", (0.1, 0.2)):
-        said = shell.run("runs", "note", "rises", "the grader was restarted", "--step", "1")
-        assert said.startswith("rises has 1 note at a step: http")
-        assert "note at step 1" in shell.run("runs", "show", "rises")
-
-
-def test_digest_is_shown_before_anyone_subscribes(shell: Shell, project: Project) -> None:
-    """The digest of the last 7 days is printed as an e-mail has it."""
-    with project.report_run("falls"):
-        shown = shell.run("digest")
-    assert "the week until" in shown
-    assert "Stops carried out: 0: 0 right, 0 false, 0 not known" in shown
-    assert shell.read("digest")["vetoes"] == 0
 
 
 def test_runs_are_compared_side_by_side(shell: Shell, project: Project) -> None:
@@ -92,24 +74,18 @@ def test_runs_are_compared_side_by_side(shell: Shell, project: Project) -> None:
     assert "no run is called 'nosuch'" in shell.run("runs", "compare", "falls", "nosuch", code=1)
 
 
-def test_group_gets_a_rule_and_is_shown(shell: Shell, project: Project, tmp_path: Path) -> None:
-    """A rule is set by its kind or from a file, changed and removed; the group shows it with its runs."""
+def test_group_gets_a_rule(shell: Shell, project: Project, tmp_path: Path) -> None:
+    """A rule is set by its kind or from a file, changed and removed."""
     rule = tmp_path / "rule.json"
     rule.write_text(json.dumps({"kind": "pbt", "ready_steps": 10, "hyperparameters": {"lr": {"high": 0.5}}}))
     terms: dict[str, Any] = {"group": "lr sweep", "population": {"kind": "median", "fewest": 4}, "config": {"lr": 0.25}}
     with project.report_run("slow", (0.1, 0.2), **terms):
-        assert [group["rule"]["fewest"] for group in shell.read("groups", "ls")] == [4]
-        assert shell.run("groups", "rule", "lr sweep", str(rule)) == "group lr sweep has the rule pbt\n"
-        shown = shell.run("groups", "show", "lr sweep")
-        assert all(words in shown for words in ("ready_steps", "slow", "lr=0.25", "none"))
-        assert shell.read("groups", "show", "lr sweep")["rule"]["ready_steps"] == 10
+        assert shell.read("groups", "rule", "lr sweep", str(rule))["rule"]["ready_steps"] == 10
         assert shell.run("groups", "rule", "lr sweep", "halving") == "group lr sweep has the rule halving\n"
-        assert "halving" in shell.run("groups", "ls")
         assert shell.run("groups", "rule", "lr sweep", "none") == "group lr sweep has no rule\n"
-        assert shell.run("groups", "ls") == "none\n"
-        assert "rule" in shell.run("groups", "show", "lr sweep")
+        assert project.api.connection.get("/groups")["items"] == []
     assert "kind" in shell.run("groups", "rule", "lr sweep", "best", code=1)
-    assert "write it in JSON" in shell.run("groups", "rule", "lr sweep", "rule.yaml", code=2)
+    assert "in JSON" in shell.run("groups", "rule", "lr sweep", "rule.yaml", code=2)
 
 
 def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
@@ -118,7 +94,7 @@ def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Pro
         pass
     assert "paper@1" in shell.run("precision")
     table = shell.run("precision", "--by", "detector", "--policy", "paper")
-    assert "posterior (observes)" in table
+    assert ["posterior", "yes"] in [line.split()[1:3] for line in table.splitlines()]
     assert "0.0 % (0.0 to" in table, "of false stops"
     detectors = {group["detector"]: group["observes"] for group in shell.read("precision", "--by", "detector")}
     assert detectors == {"k_decline": False, "posterior": True}
@@ -173,7 +149,7 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
     for wrong, message in (("panel=loud", "k_decline"), ("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
         assert message in shell.run("project", "set", wrong, code=1)
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
-    assert "PUT /api/v1/projects/{id}/quotas" in shell.run("project", "set", "quotas=1", code=2)
+    assert "quotas" in shell.run("project", "set", "quotas=1", code=1)
 
 
 def test_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
@@ -197,14 +173,16 @@ def test_proposals_are_settled_by_another_person(
     shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one person proposes another one lists, and refuses or confirms; it is then carried out."""
-    monkeypatch.setenv("LEE", shell.run("key", "create", "--name", "lee", "--scopes", "admin").strip())
+    lee = shell.run("key", "create", "--name", "lee", "--scopes", "admin").strip()
     shell.run("project", "set", "second_person=yes", "max_mode=shadow", "default_mode=shadow")
     for action, state in (("refuse", "refused"), ("confirm", "confirmed")):
         refused = shell.run("project", "set", "max_mode=enforce", code=1)
         (proposal,) = shell.read("proposals", "ls")
         assert f"evalstop proposals confirm {proposal['id']}" in refused
         assert proposal["summary"] in shell.run("proposals", "ls")
-        settled = shell.run("proposals", action, proposal["id"], "--key-env", "LEE")
+        monkeypatch.setenv("EVALSTOP_KEY", lee)
+        settled = shell.run("proposals", action, proposal["id"])
+        monkeypatch.setenv("EVALSTOP_KEY", project.key)
         assert settled == f"{state}: {proposal['summary']}\n"
     assert shell.read("proposals", "ls") == []
     assert shell.read("project", "show")["max_mode"] == "enforce"
@@ -216,23 +194,26 @@ def test_policies_are_stored_and_staged(shell: Shell, tmp_path: Path) -> None:
     member = {"detector": "k_decline", "params": {"k": 4}}
     file.write_text(json.dumps({"name": "ours", "members": [member]}))
     assert shell.run("policy", "add", str(file)) == "stored ours@1\n"
-    assert "JSON file" in shell.run("policy", "add", "ours", code=2)
+    assert "in JSON" in shell.run("policy", "add", "ours", code=2)
     assert shell.run("policy", "stage", "ours", "--required-precision", "0.9") == "policy ours is in shadow\n"
     assert "has not earned one" in shell.run("policy", "promote", "ours", code=1)
     assert "shadow" in shell.run("policy", "demote", "ours", "--reason", "x", code=1)
 
 
-def test_keys_are_created_listed_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_created_listed_and_revoked(shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the secret is printed; it is valid until it is revoked."""
     secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
-    monkeypatch.setenv("READER", secret)
-    assert shell.read("runs", "ls", "--key-env", "READER") == []
-    assert "needs admin" in shell.run("key", "ls", "--key-env", "READER", code=1)
+    monkeypatch.setenv("EVALSTOP_KEY", secret)
+    assert shell.read("runs", "ls") == []
+    assert "needs admin" in shell.run("key", "ls", code=1)
+    monkeypatch.setenv("EVALSTOP_KEY", project.key)
     assert {key["name"] for key in shell.read("key", "ls")} == {"test", "reader"}
-    assert "reader" in shell.run("key", "list")
+    assert "reader" in shell.run("key", "ls")
     assert shell.run("key", "revoke", "reader") == "key reader was revoked\n"
-    assert "401" in shell.run("runs", "ls", "--key-env", "READER", code=1)
-    assert "no active key" in shell.run("key", "revoke", "reader", code=1)
+    monkeypatch.setenv("EVALSTOP_KEY", secret)
+    assert "401" in shell.run("runs", "ls", code=1)
+    monkeypatch.setenv("EVALSTOP_KEY", project.key)
+    assert "none of them has the name 'reader'" in shell.run("key", "revoke", "reader", code=1)
 
 
 def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
@@ -241,15 +222,17 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     (listed,) = shell.read("endpoint", "ls")
     assert "run.stop_requested" in listed["event_types"]
     assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
-    assert "not delivered" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
+    assert ["delivered", "no"] in [
+        line.split() for line in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1).splitlines()
+    ]
     assert shell.run("endpoint", "rotate", "http://127.0.0.1:9/").startswith("whsec_")
     assert shell.read("endpoint", "deliveries", "--since", "15m", "--state", "dead") == []
     assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
     assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ was removed\n"
-    assert "no endpoint has" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
-    fetching = shell.read("endpoint", "add", "pull:login-node")
+    assert "none of them has the url" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
+    shell.run("endpoint", "add", "pull:login-node")
     assert [item["url"] for item in shell.read("endpoint", "ls")] == ["pull:login-node"]
-    assert shell.read("endpoint", "rm", "pull:login-node") == {"id": fetching["id"], "removed": True}
+    shell.run("endpoint", "rm", "pull:login-node")
     assert shell.read("endpoint", "ls") == []
 
 
@@ -266,7 +249,8 @@ def test_failed_endpoint_test_prints_the_answer(shell: Shell) -> None:
         shell.run("endpoint", "add", url)
         printed = shell.run("endpoint", "test", url, code=1)
         shell.run("endpoint", "rm", url)
-    assert printed.strip().endswith("not delivered: it answered 401: compare the secret")
+    facts = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert (facts["delivered"], facts["status_code"], facts["answer"]) == ("no", "401", "compare the secret")
 
 
 def test_channel_gets_default_event_types(shell: Shell) -> None:
@@ -307,9 +291,7 @@ def test_missing_things_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch,
     """A missing key exits with 2, a missing service, run or policy with 1, each with a message."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
-    assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
-    assert "ours.json" in shell.run("policy", "try", str(tmp_path / "ours.json"), code=2)
-    assert "JSON" in shell.run("policy", "try", "ours.yaml", code=2)
+    assert "ours.json" in shell.run("policy", "add", str(tmp_path / "ours.json"), code=2)
     assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
     monkeypatch.delenv("EVALSTOP_KEY")
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
@@ -331,7 +313,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         main([name, "--help"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: evalstop {name}")
-    assert name in parser([]).format_help().split()
+    assert name in parser().format_help().split()
 
 
 class FakeExtension:
@@ -345,17 +327,8 @@ class FakeExtension:
 
 def test_commands_of_extensions_are_listed() -> None:
     """The help lists commands of other distributions separately, or names the distribution that has them."""
-    assert "evalstop-service" in parser([]).format_help()
-    assert "fly                  Leave the ground." in parser([], [FakeExtension()]).format_help()
-
-
-def test_command_of_the_service_names_the_distribution_to_install() -> None:
-    """Without additions an unknown command is refused with it; options and the client's own commands are not."""
-    with pytest.raises(ConfigurationError, match=r"up: .*pip install evalstop-service"):
-        require_command("up", [])
-    for name in ("", "--help", "runs"):
-        require_command(name, [])
-    require_command("fly", [FakeExtension()])
+    assert "evalstop-service" in parser().format_help()
+    assert "fly                  Leave the ground." in parser([FakeExtension()]).format_help()
 
 
 def test_commands_import_no_server_packages() -> None:
