@@ -13,8 +13,6 @@ from tests.security.served_project import serve_project
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.routes import ENDPOINT
 
-SINCE = {"since": "2020-01-01T00:00:00Z"}
-
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
@@ -31,19 +29,6 @@ def add_endpoint(client: httpx.Client, *event_types: str, format_name: str = "st
 def list_delivered_types(client: httpx.Client, endpoint_id: str) -> set[str]:
     deliveries = expect_json(client.get("/deliveries"), 200)["items"]
     return {delivery["event_type"] for delivery in deliveries if delivery["endpoint_id"] == endpoint_id}
-
-
-def test_replay_sends_subscribed_events_only(client: httpx.Client) -> None:
-    """Neither a replay of everything nor one that names a type sends an event without a subscription."""
-    subscriber = add_endpoint(client, *EVERY_EVENT)
-    create_decision(client)
-    assert "run.stop_requested" in list_delivered_types(client, subscriber)
-    other = add_endpoint(client, "run.best_checkpoint_changed")
-    assert expect_json(client.post(f"/endpoints/{other}/replay", json=SINCE), 200)["replayed"] > 0
-    assert list_delivered_types(client, other) == {"run.best_checkpoint_changed"}
-    replay_stops = SINCE | {"types": ["run.stop_requested"]}
-    assert expect_json(client.post(f"/endpoints/{other}/replay", json=replay_stops), 200)["replayed"] == 0
-    assert expect_json(client.post(f"/endpoints/{subscriber}/replay", json=replay_stops), 200)["replayed"] == 1
 
 
 def test_delivery_is_not_replayed_after_unsubscribing(client: httpx.Client) -> None:
@@ -65,5 +50,3 @@ def test_wildcard_subscription_excludes_stop_requests(client: httpx.Client) -> N
     assert "run.stop_requested" not in list_delivered_types(client, observer)
     assert list_delivered_types(client, receiver) == {"run.stop_requested"}
     assert "run.stop_requested" in list_delivered_types(client, chat)
-    replay_stops = SINCE | {"types": ["run.stop_requested"]}
-    assert expect_json(client.post(f"/endpoints/{observer}/replay", json=replay_stops), 200)["replayed"] == 0

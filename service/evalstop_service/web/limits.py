@@ -9,7 +9,7 @@ waits for a thread or for the processor. Decisions have a lane of their own: see
 | `requests` | requests in progress | 400 | 32 | 200 |
 | `pulls` | receivers that wait for an event | 200 | 100 | 100 |
 | `event streams` | open pages | 200 | 20 | 100 |
-| `costly` | endpoint tests, replays, backtests, new policies, searches | | 30, then 1 in 2 s | 60, then 1 a second |
+| `costly` | endpoint tests, backtests, new policies, searches | | 30, then 1 in 2 s | 60, then 1 a second |
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
 | processor | of the event loop and of threads, while others send requests | | half | half |

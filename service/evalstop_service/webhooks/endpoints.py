@@ -97,7 +97,7 @@ def change_endpoint(
             _require_own_url(tx, author.project_id, url, endpoint_id)
         endpoint = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **changes)
         _require_fitting(endpoint.url, endpoint.format)
-        record_endpoint_change(tx, author, "endpoint.changed", endpoint)
+        _record_change(tx, author, "endpoint.changed", endpoint)
         return endpoint
 
 
@@ -105,7 +105,7 @@ def rotate_endpoint_secret(database: Database, author: Author, endpoint_id: UUID
     """Give an endpoint a new secret; the previous one also signs for another day. Raises NotFound."""
     with database.transaction() as tx:
         endpoint = endpoints.rotate_secret(tx, author.project_id, endpoint_id, now=author.at, encryption=encryption)
-        record_endpoint_change(tx, author, "endpoint.secret_rotated", endpoint)
+        _record_change(tx, author, "endpoint.secret_rotated", endpoint)
         return endpoint
 
 
@@ -114,7 +114,7 @@ def delete_endpoint(database: Database, author: Author, endpoint_id: UUID) -> No
     with database.transaction() as tx:
         endpoint = endpoints.load_endpoint(tx, author.project_id, endpoint_id)
         endpoints.delete_endpoint(tx, author.project_id, endpoint_id, now=author.at)
-        record_endpoint_change(tx, author, "endpoint.deleted", endpoint)
+        _record_change(tx, author, "endpoint.deleted", endpoint)
 
 
 def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
@@ -125,12 +125,10 @@ def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> End
     return endpoint
 
 
-def record_endpoint_change(
-    tx: Transaction, author: Author, action: str, endpoint: Endpoint, details: Mapping[str, str | int] | None = None
-) -> None:
+def _record_change(tx: Transaction, author: Author, action: str, endpoint: Endpoint) -> None:
     """Record a change to an endpoint in the audit log."""
     recorded = {"host": name_host(endpoint.url), "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
-    author.record(tx, action, f"endpoint {endpoint.id}", recorded | dict(details or {}))
+    author.record(tx, action, f"endpoint {endpoint.id}", recorded)
 
 
 def name_host(url: str) -> str:
@@ -152,7 +150,7 @@ def _add_endpoint(
             now=author.at,
             encryption=encryption,
         )
-        record_endpoint_change(tx, author, "endpoint.created", endpoint)
+        _record_change(tx, author, "endpoint.created", endpoint)
         return endpoint
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,10 +10,9 @@ from uuid import UUID
 
 import msgspec
 
-from evalstop_service.clock import rfc3339
-from evalstop_service.domain.event_types import SUBSCRIBABLE, EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.fields import doc
-from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.errors import Conflict
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects
@@ -22,16 +20,14 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import outbox
-from evalstop_service.store.queue.outbox import Delivery, Replay
+from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.endpoints import record_endpoint_change, require_enabled
+from evalstop_service.webhooks.endpoints import require_enabled
 from evalstop_service.webhooks.events import build_data
 from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.signature import sign_headers
-
-MAX_REPLAYED_EVENTS = 1000
 
 
 def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
@@ -47,45 +43,6 @@ def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> De
         details = {"event_type": event_type, "endpoint_id": str(earlier.endpoint_id)}
         author.record(tx, "delivery.replayed", f"delivery {earlier.id}", details)
         return outbox.load_delivery(tx, author.project_id, new_delivery_id)
-
-
-def replay_events(
-    database: Database,
-    author: Author,
-    endpoint_id: UUID,
-    *,
-    since: datetime,
-    until: datetime,
-    types: Sequence[str] | None,
-    after: UUID | None,
-) -> Replay:
-    """Send again the events of a period that the endpoint subscribes to, at most `MAX_REPLAYED_EVENTS`.
-
-    Raises Invalid when the period ends before it begins, NotFound, and Conflict when the endpoint is disabled.
-    """
-    if until < since:
-        raise Invalid(f"the period would end at {rfc3339(until)}, before it begins at {rfc3339(since)}")
-    with database.transaction() as tx:
-        endpoint = require_enabled(tx, author.project_id, endpoint_id)
-        requested = SUBSCRIBABLE if types is None or "*" in types else types
-        replayed = outbox.replay_range(
-            tx,
-            author.project_id,
-            endpoint_id,
-            since=since,
-            until=until,
-            types=[event_type for event_type in requested if endpoint.wants(event_type)],
-            after=after,
-            limit=MAX_REPLAYED_EVENTS,
-            now=author.at,
-        )
-        period: dict[str, str | int] = {
-            "since": rfc3339(since),
-            "until": rfc3339(until),
-            "deliveries": len(replayed.deliveries),
-        }
-        record_endpoint_change(tx, author, "endpoint.replayed", endpoint, period)
-        return replayed
 
 
 @dataclass(frozen=True)

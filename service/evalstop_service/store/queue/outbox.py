@@ -13,7 +13,7 @@ person let continue.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -161,46 +161,14 @@ def select_stops(
     )
 
 
-@dataclass(frozen=True)
-class Replay:
-    """The new deliveries, how many events were `passed_over`, and the last event examined if there may be more."""
-
-    deliveries: Sequence[UUID]
-    passed_over: int
-    last: UUID | None
-
-
-def replay_range(
-    tx: Transaction,
-    project_id: UUID,
-    endpoint_id: UUID,
-    *,
-    since: datetime,
-    until: datetime,
-    types: Iterable[str],
-    after: UUID | None,
-    limit: int,
-    now: datetime,
-) -> Replay:
-    """Replay the events of these types from `since` to before `until`, oldest first, at most `limit` of them.
-
-    `after`: only events after this one, to continue an earlier replay.
-    """
-    created = (events.c.created_at >= since, events.c.created_at < until)
-    query = _select_events(project_id).where(*created, events.c.type.in_(list(types)))
-    if after is not None:
-        query = query.where(events.c.id > after)
-    replayed = tx.execute(query.order_by(events.c.id).limit(limit)).all()
-    delivery_ids = _send_events(tx, endpoint_id, replayed, now)
-    return Replay(delivery_ids, len(replayed) - len(delivery_ids), replayed[-1].id if len(replayed) == limit else None)
-
-
 def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
     """Replay one event; returns the new delivery. None: there is no such event, or it no longer holds."""
-    delivery_ids = _send_events(
-        tx, endpoint_id, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all(), now
-    )
-    return delivery_ids[0] if delivery_ids else None
+    columns = (events.c.run_id, events.c.id, events.c.type, events.c.decision_id)
+    query = sa.select(*columns).where(events.c.project_id == project_id, events.c.id == event_id)
+    event = tx.execute(query).one_or_none()
+    if event is None or not _holds(tx, event):
+        return None
+    return add_deliveries(tx, [(event.run_id, event.id, event.type, endpoint_id)], now)[0]
 
 
 def _cancel(tx: Transaction, cancel: sa.Update, run_id: UUID, decision_id: UUID, now: datetime, reason: str) -> int:
@@ -219,26 +187,6 @@ def _cancel_stops(*conditions: sa.ColumnElement[bool]) -> sa.Update:
     return sa.update(deliveries).where(*waiting, deliveries.c.id.in_(locked))
 
 
-def _select_events(project_id: UUID) -> sa.Select[Any]:
-    columns = (events.c.run_id, events.c.id, events.c.type, events.c.decision_id)
-    return sa.select(*columns).where(events.c.project_id == project_id)
-
-
-def _send_events(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], now: datetime) -> list[UUID]:
-    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _list_holding_events(tx, candidates)]
-    return add_deliveries(tx, holding, now)
-
-
-def _list_holding_events(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
-    """The events that still hold; they keep holding until this transaction ends."""
-    states = _lock_states(tx, [event for event in candidates if event.type in _HOLDS_IN])
-    return [
-        event
-        for event in candidates
-        if event.type not in _HOLDS_IN or states.get(event.decision_id) in _HOLDS_IN[event.type]
-    ]
-
-
 _HOLDS_IN: dict[str, Collection[DecisionState]] = {
     **dict.fromkeys(REQUEST_EVENTS, STOPPING),
     **dict.fromkeys(PENDING_EVENTS, frozenset({DecisionState.PENDING})),
@@ -246,18 +194,16 @@ _HOLDS_IN: dict[str, Collection[DecisionState]] = {
 }
 
 
-def _lock_states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
-    """The states of decisions on the current attempts of their runs; both are locked until this transaction ends."""
-    if not stops:
-        return {}
-    of_runs = sa.select(runs.c.id, runs.c.attempt).where(runs.c.id.in_({event.run_id for event in stops}))
-    locked = tx.execute(of_runs.order_by(runs.c.id).with_for_update(read=True))
-    attempts = {row.id: row.attempt for row in locked}
+def _holds(tx: Transaction, event: Any) -> bool:
+    """Whether an event still holds. Its run and its decision are locked until this transaction ends."""
+    if event.type not in _HOLDS_IN:
+        return True
+    of_run = sa.select(runs.c.attempt).where(runs.c.id == event.run_id)
+    attempt = tx.execute(of_run.with_for_update(read=True)).scalar()
     table = decisions.c
-    query = sa.select(table.run_id, table.id, table.attempt, table.state)
-    query = query.where(table.id.in_({event.decision_id for event in stops if event.decision_id is not None}))
-    rows = tx.execute(query.order_by(table.run_id, table.id).with_for_update(read=True))
-    return {row.id: row.state for row in rows if attempts.get(row.run_id) == row.attempt}
+    query = sa.select(table.attempt, table.state).where(table.run_id == event.run_id, table.id == event.decision_id)
+    decision = tx.execute(query.with_for_update(read=True)).one_or_none()
+    return decision is not None and decision.attempt == attempt and decision.state in _HOLDS_IN[event.type]
 
 
 _CANCEL_STOPS = _cancel_stops()

@@ -19,7 +19,7 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
-from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Items, Page, Time, answers
+from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Items, Page, answers
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
@@ -107,29 +107,6 @@ class EndpointWithSecret(EndpointOut):
     secret: str = Field(description="verifies the signatures of events; shown only once", examples=["whsec_..."])
 
 
-class ReplayIn(Body):
-    """Which events to send again: those created from `since` to before `until`."""
-
-    since: Time = Field(description="the time of the first event")
-    until: Time | None = Field(None, description="null: up to now")
-    types: EventTypes | None = Field(
-        None, description="of the types that the endpoint subscribes to; null: all of them"
-    )
-    after: Annotated[UUID, Field(strict=False)] | None = Field(
-        None, description="`next_after` of the previous response, to continue"
-    )
-
-
-class ReplayOut(Answer):
-    """The number of new deliveries; `next_after` means that there may be more events."""
-
-    replayed: int = Field(description="number of new deliveries")
-    passed_over: int = Field(
-        description="skipped: stops that no longer hold, and resumes of jobs that are to be stopped again"
-    )
-    next_after: UUID | None = Field(description="pass it as `after` to continue; null: there are no more")
-
-
 @answers(TestResult)
 @answers(DeliveryAttempt, "status_code answer duration_ms")
 class TestOut(Answer):
@@ -184,22 +161,6 @@ def rotate_endpoint_secret(
 def delete_endpoint(endpoint_id: EndpointId, caller: Admin, database: Db, now: Now) -> None:
     """Delete the endpoint and cancel its waiting deliveries."""
     webhooks.delete_endpoint(database, caller.author(now), endpoint_id)
-
-
-@router.post("/endpoints/{endpoint_id}/replay")
-def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
-    """Send events again, with the same ids, whether or not they were delivered; at most 1,000, oldest first."""
-    context.limits.spend_costly()
-    replayed = resend.replay_events(
-        context.database,
-        caller.author(now),
-        endpoint_id,
-        since=body.since,
-        until=body.until or now,
-        types=body.types,
-        after=body.after,
-    )
-    return ReplayOut(replayed=len(replayed.deliveries), passed_over=replayed.passed_over, next_after=replayed.last)
 
 
 @router.post("/endpoints/{endpoint_id}/test")

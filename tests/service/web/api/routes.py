@@ -83,7 +83,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/deliveries"): {"read"},
     ("GET", "/deliveries/{delivery_id}"): {"read"},
     ("POST", "/deliveries/{delivery_id}/replay"): {"operate"},
-    ("POST", "/endpoints/{endpoint_id}/replay"): {"operate"},
     ("POST", "/endpoints/{endpoint_id}/test"): {"operate"},
     ("GET", "/audit"): set(),
     ("GET", "/audit/export"): set(),
@@ -215,12 +214,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right", "note": "n", "turn_step": 1, "actor": "dana"},
     ("POST", "/endpoints"): ENDPOINT,
     ("PATCH", "/endpoints/{endpoint_id}"): ENDPOINT | {"enabled": True},
-    ("POST", "/endpoints/{endpoint_id}/replay"): {
-        "since": "2026-01-01T00:00:00Z",
-        "until": "2026-01-02T00:00:00Z",
-        "types": ["run.stopped"],
-        "after": "01900000-0000-7000-8000-000000000000",
-    },
     ("POST", "/pull/endpoints"): {"name": "login-node", "event_types": ["run.stop_failed"]},
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"wait_seconds": 0.0, "limit": 1, "lease_seconds": 5.0},
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): {

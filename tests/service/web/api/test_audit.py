@@ -49,7 +49,6 @@ ACTIONS = {
     ("PATCH", "/endpoints/{endpoint_id}"): "endpoint.changed",
     ("DELETE", "/endpoints/{endpoint_id}"): "endpoint.deleted",
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"): "endpoint.secret_rotated",
-    ("POST", "/endpoints/{endpoint_id}/replay"): "endpoint.replayed",
     ("POST", "/deliveries/{delivery_id}/replay"): "delivery.replayed",
     ("POST", "/pull/endpoints"): "endpoint.created",
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): "delivery.claimed",

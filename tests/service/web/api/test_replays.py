@@ -11,12 +11,9 @@ import pytest
 from evalstop_service.domain.event_types import EventType
 from standardwebhooks import Webhook
 
-from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, deliver_until
-
-LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 def deliver_all(service: Service, admin: httpx.Client) -> None:
@@ -61,41 +58,6 @@ def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.C
     assert fake.webhook_ids() == [first["event_id"]] * 2
 
 
-def test_replay_of_a_period_sends_missed_events(service: Service, admin: httpx.Client) -> None:
-    """A new endpoint gets the events since the given time, filtered by type; the response counts them."""
-    create_decision(admin)
-    with FakeEndpoint(Reply()) as fake:
-        late = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": EVERY_EVENT}), 201)
-        path = f"/endpoints/{late['id']}/replay"
-        result = expect_json(admin.post(path, json={"since": LONG_AGO}), 200)
-        assert (result["passed_over"], result["next_after"]) == (0, None)
-        assert result["replayed"] >= 2
-        deliver_all(service, admin)
-        assert len(fake.received) == result["replayed"]
-        types = [json.loads(delivery.body)["type"] for delivery in fake.received]
-        assert "run.stop_requested" in types
-        filtered = expect_json(admin.post(path, json={"since": LONG_AGO, "types": ["run.stop_requested"]}), 200)
-        assert filtered["replayed"] == 1
-        assert expect_json(admin.post(path, json={"since": LONG_AGO, "until": LONG_AGO}), 200)["replayed"] == 0
-        reversed_period = {"since": LONG_AGO, "until": "1999-01-01T00:00:00Z"}
-        assert "before it begins" in expect_problem(admin.post(path, json=reversed_period), 422)["detail"]
-
-
-def test_vetoed_stop_is_not_replayed(service: Service) -> None:
-    """A stop that is pending or vetoed has nothing to replay."""
-    admin = service.open_client(service.create_project(veto_window_seconds=3600))
-    body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
-    endpoint = expect_json(admin.post("/endpoints", json=body), 201)
-    decision = create_decision(admin)
-    path = f"/endpoints/{endpoint['id']}/replay"
-    stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
-    pending = expect_json(admin.post(path, json=stops), 200)
-    assert (pending["replayed"], pending["passed_over"]) == (0, 0), "there is no request before the end of the window"
-    expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
-    assert expect_json(admin.get("/deliveries"), 200)["items"] == []
-    assert expect_json(admin.post(path, json=stops), 200)["replayed"] == 0
-
-
 def test_undone_stop_is_not_sent_again(service: Service, admin: httpx.Client) -> None:
     """A dead delivery of a stop that was undone cannot be replayed."""
     with FakeEndpoint(Reply(400)) as fake:
@@ -110,15 +72,15 @@ def test_undone_stop_is_not_sent_again(service: Service, admin: httpx.Client) ->
 
 
 def test_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None:
-    """After a resume the stop of the previous attempt is skipped."""
+    """After a resume the stop of the previous attempt is not sent again."""
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
-    endpoint = expect_json(admin.post("/endpoints", json=body), 201)
+    expect_json(admin.post("/endpoints", json=body), 201)
     create_decision(admin)
+    (stop,) = expect_json(admin.get("/deliveries"), 200)["items"]
+    expect_json(admin.post(f"/deliveries/{stop['id']}/replay"), 201)
     run = expect_json(admin.get("/runs"), 200)["items"][0]
     expect_json(admin.post(f"/runs/{run['id']}/resume", json={"step": 1}), 200)
-    stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
-    result = expect_json(admin.post(f"/endpoints/{endpoint['id']}/replay", json=stops), 200)
-    assert (result["replayed"], result["passed_over"]) == (0, 1)
+    expect_problem(admin.post(f"/deliveries/{stop['id']}/replay"), 409)
 
 
 @pytest.mark.parametrize("format_name", ["standard", "slack"])
