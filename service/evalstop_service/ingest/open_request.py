@@ -1,7 +1,7 @@
 """The request to open a run; a project's `max_mode` and `allowed_policies` limit it.
 
-A run that asks for more is opened anyway, so that it is watched, with the project's defaults instead. Labels that could
-change which job is ended are refused for another key's run and for a run with observations.
+A run that asks for more is opened anyway, so that it is watched, with the project's defaults instead. A request that
+attaches changes neither policy nor mode; another key's run keeps whatever could change which job is ended.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from evalstop_service.decisions import group_rules
 from evalstop_service.domain.decision_lifecycle import SERVICE, Mode
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import NOTHING_SAID, MetricFields, RunDescription
-from evalstop_service.domain.statuses import OPEN
 from evalstop_service.errors import Conflict
 from evalstop_service.projects.policies import is_allowed
+from evalstop_service.runs import metric_roles
 from evalstop_service.store import keys
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
@@ -148,29 +148,19 @@ def refuse_other_key(
     )
 
 
-def list_other_terms(run: Run, request: OpenRequest) -> list[str]:
-    """The terms in a request that the run does not have: policy, mode, planned length, share of the eval, and the job
-    of a run that has not ended. A policy without a version matches any version."""
-    others = {
-        "policy": request.policy not in (None, run.policy_name, f"{run.policy_name}@{run.policy_version}"),
-        "mode": request.mode not in (None, run.mode),
-        "total_steps": request.planned_steps not in (None, run.total_steps),
-        "eval_share": request.eval_share not in (None, run.eval_share),
-        "job": run.status in OPEN and request.job not in (None, run.job),
-    }
-    return [name for name, other in others.items() if other]
-
-
 def refuse_other_terms(run: Run, request: OpenRequest) -> None:
-    """Raise Conflict when the request would change what may end which job, for a run that has observations.
+    """Raise Conflict when a request attaches to a run on other terms than those of its opening.
 
-    Labels may change when the run is resumed, possibly by another job, or in the job in which it runs.
+    A policy without a version matches any version. Labels may change when the run is resumed, possibly by another job,
+    or in the job in which it runs.
     """
-    terms = list_other_terms(run, request)
+    policy = f"{run.policy_name}@{run.policy_version}"
     other: list[str] = []
-    if "policy" in terms:
-        other.append(f"policy {run.policy_name}@{run.policy_version}, not {request.policy}")
-    if "mode" in terms:
+    if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
+        other.append(f"metrics {run.metrics}, not {request.metrics}")
+    if request.policy not in (None, run.policy_name, policy):
+        other.append(f"policy {policy}, not {request.policy}")
+    if request.mode not in (None, run.mode):
         other.append(f"mode {run.mode}, not {request.mode}")
     if request.resume is None and (request.job is None or request.job != run.job):
         other += [
@@ -180,6 +170,6 @@ def refuse_other_terms(run: Run, request: OpenRequest) -> None:
         ]
     if other:
         raise Conflict(
-            f"run {run.name!r} has observations and keeps its terms: {'; '.join(other)}; "
+            f"run {run.name!r} keeps the terms of its opening: {'; '.join(other)}; "
             "omit them, or give the new run another name"
         )

@@ -26,7 +26,7 @@ from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
 from evalstop_service.ingest.open_request import Resume as Resume
-from evalstop_service.ingest.open_request import apply_limits, list_other_terms, refuse_other_key, refuse_other_terms
+from evalstop_service.ingest.open_request import apply_limits, refuse_other_key, refuse_other_terms
 from evalstop_service.projects import policies
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
@@ -100,51 +100,33 @@ def create_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
     raise Conflict(f"a run called {run.name!r} was just opened by another request; retry")
 
 
-def relabel_run(
+def change_run(
     database: Database,
     project_id: UUID,
     run_id: UUID,
-    change_labels: Callable[[dict[str, str]], dict[str, str]],
+    change: Callable[[Run], Run],
     actor: str,
     now: datetime,
-    key: Key | None = None,
+    key: Key | None,
 ) -> Run:
-    """Change the labels of a run with a function; labels that give another planned length change that too.
+    """Change the labels or the planned length of a run with a function.
 
     Raises NotFound, and Conflict if the run was pruned or belongs to another key.
     """
     with database.transaction() as tx:
         run = runs.lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
-        labels = change_labels(run.labels)
-        if labels == run.labels:
-            return run
-        total_steps = find_total_steps(labels)
-        plans = total_steps != find_total_steps(run.labels)
-        terms = [*_name_labels(run, labels), *(["total_steps"] if plans else [])]
-        opened_by = refuse_other_key(tx, run, terms, key, now)
-        _record_job_change(tx, run, labels, actor, now)
-        job_key = find_job_key(labels, run.job)
-        changed = replace(
-            run, labels=labels, job_key=job_key, opened_by=opened_by, version=run.version + 1, updated_at=now
-        )
-        if plans:
-            changed = _change_plan(tx, changed, total_steps, actor, now)
-        runs.save_run(tx, changed)
+        changed = _change_terms(tx, run, change(run), key, actor, now)
+        if changed is not run:
+            runs.save_run(tx, changed)
         return changed
 
 
-def tell_total_steps(
-    database: Database, project_id: UUID, run_id: UUID, total_steps: int, actor: str, now: datetime, key: Key
-) -> None:
-    """Set the planned length of a run. Raises NotFound, and Conflict if it was pruned or belongs to another key."""
-    with database.transaction() as tx:
-        run = runs.lock_run(tx, project_id, run_id)
-        refuse_pruned_run(run)
-        if run.total_steps != total_steps:
-            opened_by = refuse_other_key(tx, run, ["total_steps"], key, now)
-            changed = replace(run, opened_by=opened_by, version=run.version + 1, updated_at=now)
-            runs.save_run(tx, _change_plan(tx, changed, total_steps, actor, now))
+def relabel_run(run: Run, labels: dict[str, str]) -> Run:
+    """The run with these labels, and with the planned length that they newly state."""
+    total_steps = find_total_steps(labels)
+    is_new = total_steps not in (None, find_total_steps(run.labels))
+    return replace(run, labels=labels, total_steps=total_steps if is_new else run.total_steps)
 
 
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, now: datetime) -> Run:
@@ -251,13 +233,11 @@ def _find_run(tx: Transaction, project_id: UUID, request: OpenRequest) -> Run | 
 def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
     """Update the run, which is locked, and set it running.
 
-    1. Refuse what contradicts the stored observations, and other terms from another key than the run's.
+    1. Refuse other terms than those of its opening, and changes by another key than the run's.
     2. A job that resumes a run becomes its job.
-    3. Raise its version, so that replicas with the run in their cache reload it; a new policy, length or
-       measurement of the eval also rebuilds the state of its detectors.
-    4. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
+    3. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
        attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case.
-    5. Check its liveness again, if it was not running.
+    4. Check its liveness again, if it was not running.
 
     Raises QuotaReached when the run had ended and the project has no room for another open one.
     """
@@ -265,45 +245,22 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     if run.ended_at is not None:
         project = projects.lock_project(tx, project.id)
         counts.require_room(tx, project, Quota.OPEN_RUNS, now)
-    if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
-        raise Conflict(
-            f"run {run.name!r} exists with the metrics {run.metrics}, not {request.metrics}; "
-            "omit metrics, or give the new run another name"
-        )
-    if run.has_begun:
-        refuse_other_terms(run, request)
-    labels = _merge_labels(run.labels, request.labels or {})
-    terms = list_other_terms(run, request)
-    # The rule of a group may end its runs.
+    refuse_other_terms(run, request)
     joins = fill_description(tx, run, request.description, now)
-    changes = [*terms, *_name_labels(run, labels), *(["group"] if joins else [])]
-    opened_by = refuse_other_key(tx, run, changes, request.key, now)
-    if terms:
-        _record_other_terms(tx, run, request, terms, now)
-    _record_job_change(tx, run, labels, request.actor, now)
     next_step = 0 if run.last_step is None else run.last_step + 1
     changed = replace(
         run,
         eval_changes=_declare_version(run.eval_changes, next_step, request, now),
         job=request.job or run.job,
-        job_key=find_job_key(labels, request.job or run.job),
-        labels=labels,
-        opened_by=opened_by,
-        mode=request.mode or run.mode,
+        labels=_merge_labels(run.labels, request.labels or {}),
+        total_steps=request.planned_steps or run.total_steps,
         eval_share=run.eval_share if request.eval_share is None else request.eval_share,
         status=run.status if run.status in OPEN else RunStatus.RUNNING,
         ended_at=None,
     )
-    if request.policy is not None and not run.has_begun:
-        policy = policies.store_referred_policy(tx, project, request.policy, now)
-        changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
-    if changed == run and request.planned_steps in (None, run.total_steps):
+    changed = _change_terms(tx, run, changed, request.key, request.actor, now, joins=joins)
+    if changed is run:
         return run
-    changed = replace(changed, version=run.version + 1, updated_at=now)
-    judged_anew = ("policy_id", "eval_changes", "eval_share")
-    if any(getattr(changed, name) != getattr(run, name) for name in judged_anew):
-        changed = replace(changed, rewritten_version=changed.version)
-    changed = _change_plan(tx, changed, request.planned_steps, request.actor, now)
     moves = run.status not in OPEN or request.job not in (None, run.job)
     begins = moves and transitions.is_spent(tx, run)
     if begins:
@@ -317,17 +274,42 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     return changed
 
 
-def _change_plan(tx: Transaction, run: Run, total_steps: int | None, actor: str, now: datetime) -> Run:
-    """The run, whose version was raised, with this planned length, if given; its detectors are rebuilt.
+def _change_terms(
+    tx: Transaction, run: Run, changed: Run, key: Key | None, actor: str, now: datetime, *, joins: bool = False
+) -> Run:
+    """The changed run in its next version, by which other replicas find out; the run itself if nothing changes.
 
-    Replacing an earlier plan is recorded in the audit log.
+    1. Raise Conflict if another key owns it and the change may have another job ended, or it ended at another time;
+       `joins`: it joins a group, and the rule of a group may end its runs.
+    2. Record in the audit log what changes.
+    3. Have the state of its detectors rebuilt if that depends on it.
     """
-    if total_steps in (None, run.total_steps):
+    terms = [name for name in ("total_steps", "eval_share") if getattr(changed, name) != getattr(run, name)]
+    if run.status in OPEN and changed.job != run.job:
+        terms.append("job")
+    labels = list_job_changes(run.labels, changed.labels)
+    named = [*terms, *(f"label {name}" for name in labels), *(["group"] if joins else [])]
+    opened_by = refuse_other_key(tx, run, named, key, now)
+    if changed == run:
         return run
-    if run.total_steps is not None:
-        details = {"before": run.total_steps, "after": total_steps}
-        audit.record_action(tx, run.project_id, actor, "run.length_changed", f"run {run.name}", details, now)
-    return replace(run, total_steps=total_steps, rewritten_version=run.version)
+    if terms or labels:
+        shown = labels[:_SHOWN_LABELS]
+        details = {
+            when: {name: getattr(version, name) for name in terms}
+            | {name: version.labels.get(name, "")[:_SHOWN_CHARACTERS] for name in shown}
+            for when, version in (("before", run), ("after", changed))
+        }
+        audit.record_action(tx, run.project_id, actor, "run.terms_changed", f"run {run.name}", details, now)
+    rebuilding = ("total_steps", "eval_share", "eval_changes")
+    is_rebuilt = any(getattr(changed, name) != getattr(run, name) for name in rebuilding)
+    return replace(
+        changed,
+        job_key=find_job_key(changed.labels, changed.job),
+        opened_by=opened_by,
+        version=run.version + 1,
+        rewritten_version=run.version + 1 if is_rebuilt else run.rewritten_version,
+        updated_at=now,
+    )
 
 
 def _declare_version(
@@ -358,33 +340,6 @@ def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str
         "key": None if request.key is None else str(request.key.id),
     }
     audit.record_action(tx, run.project_id, request.actor, action, f"run {run.name}", details, now)
-
-
-def _name_labels(run: Run, labels: dict[str, str]) -> list[str]:
-    """The changed labels by which a run may identify another job, as errors name them."""
-    return [f"label {name}" for name in list_job_changes(run.labels, labels)]
-
-
-def _record_other_terms(tx: Transaction, run: Run, request: OpenRequest, terms: list[str], now: datetime) -> None:
-    """Record policy, mode and job that replace those of a run; `_change_plan` records its length."""
-    earlier = {"policy": f"{run.policy_name}@{run.policy_version}", "mode": run.mode, "job": run.job}
-    changed = [name for name in terms if name in earlier]
-    if changed:
-        details = {
-            "before": {name: earlier[name] for name in changed},
-            "after": {name: getattr(request, name) for name in changed},
-        }
-        audit.record_action(tx, run.project_id, request.actor, "run.terms_changed", f"run {run.name}", details, now)
-
-
-def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor: str, now: datetime) -> None:
-    """Record changed labels by which a run may identify another job."""
-    if changed := list_job_changes(run.labels, labels):
-        details = {
-            when: {name: job_labels.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
-            for when, job_labels in (("before", run.labels), ("after", labels))
-        }
-        audit.record_action(tx, run.project_id, actor, "run.job_changed", f"run {run.name}", details, now)
 
 
 def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:

@@ -327,7 +327,9 @@ def test_counts_of_running_runs_follow_every_change(project: ProjectFixture) -> 
     project.post_observations(falls, [PostedObservation("eval", 2, 0.95)])
     project.submit(falls, Resumed(1))
     assert count().turned == 0
-    open_run.relabel_run(project.database, project.id, falls.id, lambda _: {"gpus": "0.5"}, "ada", NOW)
+    open_run.change_run(
+        project.database, project.id, falls.id, lambda run: replace(run, labels={"gpus": "0.5"}), "ada", NOW, None
+    )
     assert count() == (3, 0, 8.5)
     project.finish_run(falls, "failed")
     assert count() == (2, 0, 8.0)

@@ -85,11 +85,6 @@ class Run(msgspec.Struct, frozen=True):
         return self.ended_at is not None and self.status != RunStatus.LOST
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it was ever observed: then its terms are fixed. After a resume at its start no observation counts."""
-        return self.last_step is not None or self.attempt > 1
-
-    @property
     def best_is_outdated(self) -> bool:
         """Whether no checkpoint has been measured since the eval changed."""
         if self.best_checkpoint is None or self.last_step is None:

@@ -191,7 +191,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     """Open a run, or attach to one: 201 for a new run, 200 for an existing one.
 
     A job attaches to its own running run of this name. The name of a run that has ended, or of another job, opens a
-    new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or policy that the project
+    new run called `name-2`. A run keeps its policy and mode (409). A mode or policy that the project
     does not allow is replaced, as `limits` reports.
     """
     rule = None if body.population is None else group_rules.parse_rule(body.population.root)

@@ -90,12 +90,12 @@ class RunLogger:
         """Store tags as labels, up to the limits; tags for checkpoints register them."""
         dropped = 0
 
-        def merge(current: dict[str, str]) -> dict[str, str]:
+        def merge(run: Run) -> Run:
             nonlocal dropped
-            merged, dropped = requests.merge_tags(current, tags)
-            return merged
+            labels, dropped = requests.merge_tags(run.labels, tags)
+            return open_run.relabel_run(run, labels)
 
-        open_run.relabel_run(self.database, self.project_id, run_id, merge, self.actor, self.now, self.key)
+        self._change_run(run_id, merge)
         self._count_dropped("label", dropped)
         self.register_checkpoints(run_id, tags)
 
@@ -157,11 +157,12 @@ class RunLogger:
     def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
         self._committer.costs.require_room(self.key.id, self.project_id)  # clients retry a 429
         try:
-            open_run.tell_total_steps(
-                self.database, self.project_id, run_id, total_steps, self.actor, self.now, self.key
-            )
+            self._change_run(run_id, lambda run: replace(run, total_steps=total_steps))
         except Conflict:  # another key's run keeps its length; to refuse the param would end the training
             self._count_dropped("total_steps")
+
+    def _change_run(self, run_id: UUID, change: Callable[[Run], Run]) -> None:
+        open_run.change_run(self.database, self.project_id, run_id, change, self.actor, self.now, self.key)
 
     def _count_dropped(self, kind: str, count: int = 1) -> None:
         if count:

@@ -199,7 +199,7 @@ def test_actions_of_trainers_and_receivers_are_recorded(service: Service) -> Non
     terms = {"id": run_id, "mode": "enforce", "policy": "paper@1", "job": "slurm:a:1"}
     trainer_entries = [entry for entry in reversed(list_entries(admin)) if entry["actor"] == "key t"]
     assert [entry["action"].removeprefix("run.") for entry in trainer_entries] == [
-        *("opened", "attached", "job_changed", "attached", "resumed", "finished", "job_changed", "reopened")
+        *("opened", "attached", "terms_changed", "attached", "resumed", "finished", "terms_changed", "reopened")
     ]
     assert terms.items() <= trainer_entries[0]["details"].items()
     assert trainer_entries[2]["details"] == {"before": {"slurm_job_id": "1"}, "after": {"slurm_job_id": "2"}}
