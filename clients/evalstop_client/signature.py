@@ -1,7 +1,7 @@
-"""Verifies webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a public key. Pure.
+"""Verifies webhooks by Standard Webhooks, with a shared secret. Pure.
 
 The signed content is `{webhook-id}.{webhook-timestamp}.{body}`. It is signed with HMAC-SHA256 and the bytes of the
-secret `whsec_<base64>`, or with the Ed25519 key whose public half is `whpk_<base64>`.
+secret `whsec_<base64>`.
 https://github.com/standard-webhooks/standard-webhooks
 """
 
@@ -12,15 +12,11 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from evalstop_client.errors import ConfigurationError, SignatureError
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-PREFIX, PUBLIC_PREFIX = "whsec_", "whpk_"
-VERSION_TAG, KEY_PAIR_TAG = "v1", "v1a"
+PREFIX = "whsec_"
+VERSION_TAG = "v1"
 MOST_SIGNATURES = 16
 """Most signatures that are checked: a real webhook has fewer, and each costs time."""
 LONGEST_TIMESTAMP = 15  # digits; a real timestamp has fewer
@@ -31,7 +27,6 @@ def verify(
 ) -> str:
     """Return the webhook's id if it was signed with one of `secrets` within `tolerance_seconds` of `now`.
 
-    A secret is `whsec_...`, or the signer's public key `whpk_...`, which needs evalstop-client[signatures].
     Raises a SignatureError otherwise. Several secrets are valid while one replaces another; likewise the header may
     hold several signatures.
     """
@@ -53,11 +48,8 @@ def verify(
 
 
 def check_secret(secret: str) -> None:
-    """Raise ConfigurationError unless this is a secret, or a public key that can be used here."""
-    if secret.startswith(PUBLIC_PREFIX):
-        _public_key(secret)
-    else:
-        _secret_bytes(secret)
+    """Raise ConfigurationError unless this is a secret."""
+    _secret_bytes(secret)
 
 
 def _secret_bytes(secret: str) -> bytes:
@@ -86,34 +78,5 @@ def _signature(key: bytes, signed: bytes) -> str:
 
 
 def _has_match(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
-    if secret.startswith(PUBLIC_PREFIX):
-        key = _public_key(secret)
-        of_key_pairs = [
-            presented_signature.partition(",")[2]
-            for presented_signature in presented
-            if presented_signature.startswith(f"{KEY_PAIR_TAG},")
-        ]
-        return any(_is_signed_by(key, signed, signature) for signature in of_key_pairs)
     expected = _signature(_secret_bytes(secret), signed).encode()
     return any(hmac.compare_digest(expected, received.encode(errors="replace")) for received in presented)
-
-
-def _is_signed_by(key: Ed25519PublicKey, signed: bytes, signature: str) -> bool:
-    from cryptography.exceptions import InvalidSignature  # is there, where a key is
-
-    try:
-        key.verify(base64.b64decode(signature, validate=True), signed)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-def _public_key(text: str) -> Ed25519PublicKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # an extra: most have a secret
-    except ImportError:
-        raise ConfigurationError("public key: install evalstop-client[signatures] to verify with one.") from None
-    try:
-        return Ed25519PublicKey.from_public_bytes(base64.b64decode(text.removeprefix(PUBLIC_PREFIX), validate=True))
-    except ValueError:
-        raise ConfigurationError("public key: it must be whpk_ and base64, as the endpoint shows it.") from None

@@ -88,9 +88,9 @@ def _read_secrets(endpoint: Endpoint | None, encryption: Encryption, now: dateti
     if endpoint is None or endpoint.format == Format.STANDARD:
         return []
     previous, until = endpoint.previous_secret, endpoint.previous_secret_until
-    valid = endpoints.select_valid_secrets(endpoint.secret, previous, until, "", now)
+    valid = endpoints.select_valid_secrets(endpoint.secret, previous, until, now)
     try:
-        return [encryption.decrypt(secret, endpoint.id) for secret in valid if secret]
+        return [encryption.decrypt(secret, endpoint.id) for secret in valid]
     except UnreadableSecret:
         return []
 

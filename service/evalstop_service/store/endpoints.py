@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
@@ -28,28 +27,19 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix of a secret, not one
 PULL_PREFIX = "pull:"
 """Begins the URL of a pull endpoint, which is the name of its receiver."""
 
-SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
-
 
 def generate_secret() -> str:
     """A new signing secret as Standard Webhooks defines it: `whsec_` and 32 random bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def generate_key_pair() -> tuple[str, str]:
-    """A new Ed25519 signing key `whsk_` and its public key `whpk_`, as Standard Webhooks defines them."""
-    private = Ed25519PrivateKey.generate()
-    public = base64.b64encode(private.public_key().public_bytes_raw()).decode()
-    return SIGNING_PREFIX + base64.b64encode(private.private_bytes_raw()).decode(), PUBLIC_PREFIX + public
-
-
 def select_valid_secrets(
-    secret: str, previous: str | None, previous_until: datetime | None, signing_key: str, now: datetime
+    secret: str, previous: str | None, previous_until: datetime | None, now: datetime
 ) -> tuple[str, ...]:
-    """The keys to sign with: the current secret, the previous one while it is valid, and the signing key."""
+    """The secrets to sign with: the current one, and the previous one while it is valid."""
     if previous is not None and previous_until is not None and now < previous_until:
-        return (secret, previous, signing_key)
-    return (secret, signing_key)
+        return (secret, previous)
+    return (secret,)
 
 
 def add_endpoint(
@@ -62,9 +52,8 @@ def add_endpoint(
     format: str = "standard",  # noqa: A002 - its name in the API
     encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint:
-    """Create an endpoint, enabled, with its own secret and key pair."""
+    """Create an endpoint, enabled, with its own secret."""
     key = new_id()
-    signing_key, public_key = generate_key_pair()
     endpoint = Endpoint(
         id=key,
         project_id=project_id,
@@ -73,8 +62,6 @@ def add_endpoint(
         secret=encryption.encrypt(generate_secret(), key),
         previous_secret=None,
         previous_secret_until=None,
-        signing_key=encryption.encrypt(signing_key, key),
-        public_key=public_key,
         enabled=True,
         created_at=now,
         format=format,
@@ -139,7 +126,7 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> int:
     one cannot be read."""
     if not encryption.has_key:
         raise UnreadableSecret(f"no key is configured; set {SETTING}")
-    columns = ("secret", "previous_secret", "signing_key")
+    columns = ("secret", "previous_secret")
     count = 0
     query = sa.select(endpoints.c.id, *(endpoints.c[name] for name in columns)).order_by(endpoints.c.id)
     for key, *stored in tx.execute(query.with_for_update()).all():

@@ -161,16 +161,6 @@ def test_bad_secret_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPat
     assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER_SECRET]
 
 
-def test_public_key_replaces_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a public key no secret is loaded; a malformed key is a ConfigurationError."""
-    monkeypatch.setenv("THE_SECRET", SECRET)
-    key = "whpk_" + base64.b64encode(bytes(32)).decode()
-    assert load_secrets("THE_SECRET", None, [key])() == [key]
-    for malformed in ("whpk_", "whpk_?!", key[:-8]):
-        with pytest.raises(ConfigurationError, match="whpk_"):
-            load_secrets("THE_SECRET", None, [malformed])
-
-
 @pytest.fixture
 def tls_receiver(
     listener: ListeningReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

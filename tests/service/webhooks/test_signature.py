@@ -56,7 +56,7 @@ def test_unknown_secret_does_not_verify() -> None:
         standardwebhooks.Webhook(generate_secret()).verify("{}", sent)
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_no base64!", "whsec_YQ", "plain", "whsk_YQ=="])
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_no base64!", "whsec_YQ", "plain"])
 def test_invalid_secret_is_refused(secret: str) -> None:
     """A malformed secret raises an error instead of signing with an empty key."""
     with pytest.raises(ValueError, match=r"signing secret|bytes"):

@@ -120,7 +120,7 @@ def run_receiver(
     """
     forbid_tracing()
     url, key = parse_service(options)
-    secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
+    secrets = load_secrets(options.secret_env, options.secret_file)
     if options.pull and url is None:
         raise ConfigurationError("pull: name the service with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
@@ -190,13 +190,6 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
-    add(
-        "--public-key",
-        action="append",
-        default=[],
-        metavar="whpk_...",
-        help="verify with this public key instead of a secret: a receiver that has only this key cannot forge events",
-    )
     add_url_options(parser, "report")
     add("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
     add("--tls-key", type=Path, metavar="FILE", help="the private key of --tls-cert, unless that file has it")
@@ -264,15 +257,12 @@ def require_service(options: argparse.Namespace) -> tuple[str, str | None]:
     return url, key
 
 
-def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = ()) -> Callable[[], Sequence[str]]:
-    """A function that returns the current public keys, or the secrets in `file` or `variable`, separated by
-    whitespace."""
-    if public_keys or file is None:
-        secrets = public_keys or os.environ.get(variable, "").split()
+def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]]:
+    """A function that returns the current secrets in `file` or `variable`, separated by whitespace."""
+    if file is None:
+        secrets = os.environ.get(variable, "").split()
         if not secrets:
-            raise ConfigurationError(
-                f"webhook secret: {variable} is not set; or name a file with --secret-file, or a --public-key."
-            )
+            raise ConfigurationError(f"webhook secret: {variable} is not set; or name a file with --secret-file.")
         for secret in secrets:
             check_secret(secret)
         return lambda: secrets

@@ -226,15 +226,14 @@ def _hand_over(
     """These deliveries with their secrets, their stops handed over."""
     claims = []
     for delivery in leased:
-        valid = endpoints.select_valid_secrets(
-            delivery.secret, delivery.previous_secret, delivery.previous_secret_until, delivery.signing_key, now
-        )
+        previous, until = delivery.previous_secret, delivery.previous_secret_until
+        valid = endpoints.select_valid_secrets(delivery.secret, previous, until, now)
         try:
             secrets = tuple(encryption.decrypt(stored, delivery.endpoint_id) for stored in valid)
         except UnreadableSecret as error:
             _put_back(tx, delivery, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), last_error=str(error))
             continue
-        claims.append(ClaimedDelivery(*delivery[:-4], lease_until=lease_until, secrets=secrets))
+        claims.append(ClaimedDelivery(*delivery[:-3], lease_until=lease_until, secrets=secrets))
     receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
     if not receivers:
         return claims
@@ -279,7 +278,7 @@ _STOP_OF = sa.case(((targets.c.format == "standard") & events.c.type.in_(REQUEST
 def _select_due(dialect: str, source: sa.FromClause, most: Any, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """The due deliveries of the endpoints in a source, locked, of each endpoint the first `most`.
 
-    The columns are those fields of `ClaimedDelivery` that are stored, and the four of `select_valid_secrets`.
+    The columns are those fields of `ClaimedDelivery` that are stored, and the three of `select_valid_secrets`.
     """
     names = ("run_id", "id", "event_id", "endpoint_id", "attempts", "due_at")
     first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(most)
@@ -292,7 +291,7 @@ def _select_due(dialect: str, source: sa.FromClause, most: Any, *conditions: sa.
     of_event = (events.c.run_id == head.c.run_id) & (events.c.id == head.c.event_id)
     columns = [(head.c[name] + 1).label(name) if name == "attempts" else head.c[name] for name in names]
     columns += [targets.c.url, events.c.body, targets.c.format, targets.c.failures, targets.c.open_until, _STOP_OF]
-    secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until", "signing_key"))
+    secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until"))
     query = sa.select(*columns, *secrets).select_from(source.join(head, is_head).join(events, of_event))
     return query.where(*conditions).order_by(head.c.due_at, head.c.id)
 
