@@ -26,11 +26,9 @@ from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
-from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
 from evalstop_detectors.detectors.sudden_change import SuddenChange
-from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import strategies as st
 
 AnyDetector = Detector[Any]
@@ -74,7 +72,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, role=any_role),
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, role=any_role),
     "non_finite": st.builds(NonFinite, role=any_role),
-    "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
     "posterior": st.builds(
         Posterior,
         requests=st.none() | st.builds(EvalRequests, at=st.sampled_from([1e-9, 0.3]), most=st.integers(1, 3)),
@@ -193,12 +190,12 @@ def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
     threshold = st.none() | st.sampled_from(
         [value for value in (0.5, 1.0, 2.0, 7.5) if value <= detector.kind.upper_bound]
     )
-    return draw(st.just(default_thresholds(detector)) | st.builds(Thresholds, suspect_at=threshold, stop_at=threshold))
+    return draw(st.just(detector.thresholds) | st.builds(Thresholds, suspect_at=threshold, stop_at=threshold))
 
 
 def single_member_policy(detector: AnyDetector) -> Policy:
     """A policy of this detector alone, which may stop a run without an eval."""
-    return Policy("single", (Member(detector, default_thresholds(detector)),), eval_required=False)
+    return Policy("single", (Member(detector, detector.thresholds),), eval_required=False)
 
 
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:

@@ -18,7 +18,6 @@ from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
-from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
 from evalstop_detectors.detectors.sudden_change import SuddenChange
@@ -115,7 +114,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "k_below_best": KBelowBest,
     "k_decline": KDecline,
     "non_finite": NonFinite,
-    "plateau_drop": PlateauDrop,
     "posterior": Posterior,
     "river_drift": RiverDrift,
     "sudden_change": SuddenChange,

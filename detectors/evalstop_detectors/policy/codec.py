@@ -13,14 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Thresholds
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.policy.calibration import (
-    Calibration,
-    CalibrationDocument,
-    Risk,
-    default_thresholds,
-    find_threshold,
-    read_calibration,
-)
+from evalstop_detectors.policy.calibration import Risk, find_threshold
 from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, Verdict, allowed_at, explain_unknown
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, member_ids
 
@@ -98,10 +91,6 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     action: Annotated[
         Action, Meta(description="stop: its jobs are ended; park: they are parked, and return once they recover")
     ] = Action.STOP
-    calibration: Annotated[
-        list[CalibrationDocument],
-        Meta(max_length=256, description="thresholds by risk that come before those shipped with EvalStop"),
-    ] = []
 
 
 def policy_from_document(document: object, *, stored: bool = False) -> Policy:
@@ -117,12 +106,11 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     observing = [(index, item) for index, item in enumerate(parsed.members) if item.observe]
     ids = member_ids([(item.id, item.detector) for _, item in deciding])
     _check_ids(parsed, ids, deciding, observing)
-    own_calibrations = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
     members = tuple(
-        _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own_calibrations)
+        _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0)
         for (index, item), name in zip(deciding, ids, strict=True)
     )
-    observers = tuple(_build_member(item, ("members", index), 0.0, own_calibrations) for index, item in observing)
+    observers = tuple(_build_member(item, ("members", index), 0.0) for index, item in observing)
     if not stored:
         _check_reachable((*deciding, *observing), (*members, *observers))
     weights = [member.weight for member in members]
@@ -151,8 +139,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
 def describe_document(ref_template: str) -> dict[str, Any]:
     """JSON Schemas of a policy document and of its parts, by name. They omit constraints between parts."""
     (_, parts) = msgspec.json.schema_components([PolicyDocument], ref_template=ref_template)
-    for name in ("MemberDocument", "CalibrationDocument"):
-        parts[name]["properties"]["detector"]["enum"] = list(DETECTORS)
+    parts["MemberDocument"]["properties"]["detector"]["enum"] = list(DETECTORS)
     for schema in parts.values():
         for field in schema.get("properties", {}).values():
             for part in (field, *field.get("anyOf", ())):
@@ -258,17 +245,7 @@ def _resolve_weight(key: str, value: float | str, weights: Sequence[float]) -> f
     return value
 
 
-def _calibration(document: CalibrationDocument, index: int) -> Calibration:
-    where = ("calibration", index)
-    try:
-        return read_calibration(document)
-    except InvalidPolicy as error:
-        raise _invalid((*where, *error.path), str(error)) from error
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise _describe_refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
-
-
-def _build_member(item: MemberDocument, where: Path, weight: float, own_calibrations: Sequence[Calibration]) -> Member:
+def _build_member(item: MemberDocument, where: Path, weight: float) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
         raise _invalid((*where, "detector"), explain_unknown(item.detector))
@@ -276,14 +253,12 @@ def _build_member(item: MemberDocument, where: Path, weight: float, own_calibrat
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _describe_refusal(error, (*where, "params"), detector_type) from error
-    implied = default_thresholds(detector)
+    implied = detector.thresholds
     return Member(
         detector,
         Thresholds(
-            suspect_at=_resolve_threshold(
-                item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at"), own_calibrations
-            ),
-            stop_at=_resolve_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at"), own_calibrations),
+            suspect_at=_resolve_threshold(item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at")),
+            stop_at=_resolve_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at")),
         ),
         weight if item.weight is UNSET else item.weight,
         item.id,
@@ -291,18 +266,14 @@ def _build_member(item: MemberDocument, where: Path, weight: float, own_calibrat
 
 
 def _resolve_threshold(
-    value: float | Risk | UnsetType | None,
-    implied: float | None,
-    detector: Detector[Any],
-    where: Path,
-    own_calibrations: Sequence[Calibration],
+    value: float | Risk | UnsetType | None, implied: float | None, detector: Detector[Any], where: Path
 ) -> float | None:
     if value is UNSET:
         return implied
     if not isinstance(value, Risk):
         return value
     try:
-        return find_threshold(detector, value.risk, own_calibrations)
+        return find_threshold(detector, value.risk)
     except InvalidPolicy as error:
         raise _invalid((*where, "risk"), str(error)) from error
 

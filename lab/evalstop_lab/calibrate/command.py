@@ -46,7 +46,7 @@ HEALTHY = list_families(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
 EXAMPLES = """examples:
   evalstop-lab calibrate k_decline
-  evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
+  evalstop-lab calibrate k_decline --params '{"min_delta": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
   evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
   evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 --output ours.json
 
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of your healthy runs"
     )
     parser.add_argument(
-        "--detector", default="plateau_drop", metavar="NAME", help="with --false-stops (default: plateau_drop)"
+        "--detector", default="posterior", metavar="NAME", help="with --false-stops (default: posterior)"
     )
     parser.add_argument("--name", default="ours", help="name of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")

@@ -23,15 +23,10 @@ from evalstop_lab.arguments import positive_number
 
 _RATES = (0.01, 0.05, 0.1)
 
-# Not used by a shipped policy: default thresholds.
-_WITHOUT_POLICY = {
-    ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}'): _RATES,
-}
-
 
 def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
     """The risks that policies request, and those of `_RATES`, by detector and parameters (as JSON)."""
-    by_detector: dict[tuple[str, str], set[float]] = {key: set(rates) for key, rates in _WITHOUT_POLICY.items()}
+    by_detector: dict[tuple[str, str], set[float]] = {}
     for document in documents.values():
         for member in document["members"]:
             thresholds = (member.get("suspect_at"), member.get("stop_at"))

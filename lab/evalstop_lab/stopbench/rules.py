@@ -30,7 +30,6 @@ from evalstop_detectors import (
     Scores,
     choose_best,
 )
-from evalstop_detectors.policy.calibration import default_thresholds
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.libraries import LIBRARIES
@@ -196,7 +195,7 @@ JUDGED_POLICIES = {
 SHIPPED_DETECTORS = {
     name: (detector(), stop_at)
     for name, detector in DETECTORS.items()
-    if name != "non_finite" and (stop_at := default_thresholds(detector()).stop_at) is not None
+    if name != "non_finite" and (stop_at := detector().thresholds.stop_at) is not None
 }
 """The detectors of the catalog that stop by themselves, at the thresholds that they state."""
 

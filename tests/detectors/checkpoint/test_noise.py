@@ -12,7 +12,7 @@ from evalstop_detectors.summation import LARGEST
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.plateau_drop_reference import clip, estimate_noise
+from tests.detectors.checkpoint.noise_reference import clip, estimate_noise
 from tests.detectors.strategies import finite_values
 
 any_stderr = st.sampled_from([None, None, 0.0, -1.0, math.nan, math.inf]) | st.floats(0, 1e300)

@@ -38,7 +38,6 @@ VALID: dict[str, Any] = {
     "at_least": 2,
     "suspect_at_least": "any",
     "gate": ["flat"],
-    "calibration": [{"detector": "k_decline", "params": {"k": 3}, "thresholds": [{"rate": 0.01, "threshold": 7}]}],
     "eval_required": False,
     "min_evals": 5,
     "warmup_steps": 100,
@@ -110,11 +109,6 @@ def test_unreachable_thresholds_are_refused(name: str) -> None:
     unreachable = {"name": "p", "members": [member | {"stop_at": 1.7}]}
     with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
         policy_from_document(unreachable)
-    calibration = [{"detector": name, "params": {}, "thresholds": [{"rate": 0.123, "threshold": 1.7}]}]
-    with pytest.raises(InvalidPolicy, match=r"1\.7.*from 0 to 1"):
-        policy_from_document(
-            {"name": "p", "members": [member | {"stop_at": {"risk": 0.123}}], "calibration": calibration}
-        )
     assert policy_from_document(unreachable, stored=True).members[0].thresholds.stop_at == 1.7
 
 
@@ -227,16 +221,6 @@ def test_any_added_key_is_read_or_refused(path: tuple[Any, ...], key: str, value
     check_read_or_refused(replace_at(VALID, path, {key: value}))
 
 
-CALIBRATED: dict[str, Any] = {
-    "detector": "k_decline",
-    "params": {"k": 3, "min_delta": 0.5},
-    "kind": "count",
-    "thresholds": [
-        {"rate": 0.01, "threshold": 7.0, "interval": [6, 8], "stopped": {"hits": 3}},
-        {"rate": 0.001, "threshold": None},
-    ],
-    "command": "evalstop-lab calibrate k_decline",
-}
 FIRST = ("members", 0)
 PARAMS = (*FIRST, "params")
 
@@ -287,10 +271,6 @@ PARAMS = (*FIRST, "params")
         ((*FIRST, "stop_at"), {"risk": 2}, ["`$.members[0].stop_at.risk`", "number > 0 and < 1"]),
         ((*FIRST, "stop_at"), {"rsk": 0.1}, ["`rsk`", "`$.members[0].stop_at`", "risk (number > 0 and < 1)"]),
         ((*FIRST, "stop_at"), {"risk": 0.123}, ["`$.members[0].stop_at.risk`", "k_decline", "0.123", "calibrate"]),
-        (("calibration",), {}, ["`$.calibration`", "list of objects of detector"]),
-        (("calibration",), [{"detector": "k"}], ["`$.calibration[0]`", "`params`", "thresholds (list of objects"]),
-        (("calibration",), [CALIBRATED | {"detector": "k"}], ["`$.calibration[0].detector`", "'k'", *DETECTORS]),
-        (("calibration",), [CALIBRATED | {"params": {"k": 0}}], ["`$.calibration[0].params.k`", "from 1 to 1000000"]),
         (("eval_required",), "yes", ["`$.eval_required`", "true or false"]),
         (("min_evals",), -1, ["`$.min_evals`", "from 0"]),
         (("warmup_steps",), 1.5, ["`$.warmup_steps`", "whole number from 0"]),

@@ -70,7 +70,9 @@ def test_jump_at_a_change_does_not_stop() -> None:
     observations = [
         Observation(MetricRole.EVAL, index, score, progress=index / 70) for index, score in enumerate(scores)
     ]
-    policy = policy_from_document({"name": "p", "members": [{"detector": "plateau_drop"}, {"detector": "posterior"}]})
+    policy = policy_from_document(
+        {"name": "p", "members": [{"detector": "focus", "stop_at": 12}, {"detector": "posterior"}]}
+    )
     assert replay(policy, observations).verdict.stops
     assert replay(policy, add_eval_versions(observations, {40})).verdict.verdict is Call.CONTINUE
 

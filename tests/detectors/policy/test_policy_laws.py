@@ -27,7 +27,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.detectors.policy.test_codec import CALIBRATED
 from tests.detectors.strategies import reachable_sums, weight_lists
 
 CALL_ORDER = [Call.CONTINUE, Call.SUSPECT, Call.STOP]
@@ -213,31 +212,27 @@ def test_impossible_policy_is_refused(other: dict[str, Any], gate: list[str], wo
 
 def build_document_with_risk(risk: float, **more: Any) -> dict[str, Any]:
     """A policy document whose only member has a threshold given as a risk."""
-    member = {"detector": "k_decline", "params": CALIBRATED["params"], "suspect_at": None, "stop_at": {"risk": risk}}
-    return {"name": "p", "members": [member | more], "calibration": [CALIBRATED]}
+    member = {"detector": "focus", "suspect_at": None, "stop_at": {"risk": risk}}
+    return {"name": "p", "members": [member | more]}
 
 
 def test_risk_is_replaced_by_its_threshold() -> None:
     """A threshold given as a risk becomes the calibrated number, which is what is stored."""
     policy = policy_from_document(build_document_with_risk(0.01))
-    assert policy.members[0].thresholds == Thresholds(None, 7.0)
+    (calibrated,) = (thresholds for detector, thresholds in SHIPPED if detector.name == "focus")
+    assert policy.members[0].thresholds == Thresholds(None, calibrated[0.01])
     document = policy_to_document(policy)
-    assert document["members"][0]["stop_at"] == 7.0
-    assert "calibration" not in document
+    assert document["members"][0]["stop_at"] == calibrated[0.01]
     assert policy_from_document(document) == policy
 
 
 @pytest.mark.parametrize(
     ("document", "words"),
     [
+        (build_document_with_risk(0.02), ["a risk of 0.02", "risks of 0.001, 0.01, 0.05, 0.1", "--rates 0.02"]),
         (
-            build_document_with_risk(0.001),
-            ["no threshold of k_decline is strict enough for a risk of 0.001", "larger risk"],
-        ),
-        (build_document_with_risk(0.05), ["a risk of 0.05", "there are risks of 0.001, 0.01", "--rates 0.05"]),
-        (
-            build_document_with_risk(0.01, params={"k": 4}),
-            ['{"k": 4, ', "there are none with these parameters", "evalstop-lab calibrate"],
+            build_document_with_risk(0.01, params={"candidates": 16}),
+            ['{"candidates": 16}', "there are none with these parameters", "evalstop-lab calibrate"],
         ),
     ],
 )
@@ -263,12 +258,11 @@ def test_document_without_newer_keys_is_read() -> None:
 
 def test_shipped_calibrations_are_consistent() -> None:
     """Shipped thresholds are above 0 and no lower for smaller risks; each detector has one calibration."""
-    for item in SHIPPED:
-        levels = sorted((level.rate, level.threshold) for level in item.levels if level.threshold is not None)
-        thresholds = [threshold for _, threshold in levels]
-        assert all(threshold > 0 for threshold in thresholds)
-        assert all(stricter >= laxer for stricter, laxer in pairwise(thresholds))  # counts may coincide
-        assert sum(other.detector == item.detector for other in SHIPPED) == 1
+    for detector, thresholds in SHIPPED:
+        assert all(threshold > 0 for threshold in thresholds.values())
+        assert list(thresholds) == sorted(thresholds)
+        assert all(stricter >= laxer for stricter, laxer in pairwise(thresholds.values()))  # counts may coincide
+        assert sum(other == detector for other, _ in SHIPPED) == 1
 
 
 @given(
