@@ -20,7 +20,6 @@ IN_MAKE_TEST = (
     "replay/test_roles.py::test_several_eval_sets",
     "rlhf/test_demo.py",
     "rlhf/test_job.py::test_every_eval_is_reported_printed_and_saved",
-    "rlhf/test_population.py::test_stopped_runs_make_room_for_others",
     "simulator/test_studies.py::test_reproduce_compares_eleven_figures",
     "stopbench/test_stopbench.py::test_custom_rule_equals_the_policy_that_it_copies",
     "test_cli.py::test_help_lists_all_subcommands",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,26 +14,23 @@ from evalstop_lab.rlhf.policy import Policy, Task
 from evalstop_lab.rlhf.trainer import Config, Moments, State
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What a run needs to resume: its name, config and state."""
+class Checkpoint(NamedTuple):
+    """What a run needs to go on."""
 
-    run_name: str
     config: Config
     state: State
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write the checkpoint atomically to step-NNNNNN.npz in `folder`; return its absolute path."""
+def save_checkpoint(folder: Path, config: Config, state: State) -> Path:
+    """Write a checkpoint atomically to step-NNNNNN.npz in `folder`; return its absolute path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder.resolve() / f"step-{checkpoint.state.step:06d}.npz"
+    path = folder.resolve() / f"step-{state.step:06d}.npz"
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    state = checkpoint.state
     try:
         with unfinished.open("wb") as file:
             np.savez(
                 file,
-                header=np.array(json.dumps({"run_name": checkpoint.run_name, "config": asdict(checkpoint.config)})),
+                config=np.array(json.dumps(asdict(config))),
                 step=state.step,
                 parameters=state.policy.parameters,
                 moments_mean=state.moments.mean,
@@ -50,8 +48,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a file of `save_checkpoint`."""
     with np.load(path, allow_pickle=False) as stored:
-        header = json.loads(str(stored["header"]))
-        config = Config(**{**header["config"], "task": Task(**header["config"]["task"])})
+        fields = json.loads(str(stored["config"]))
+        config = Config(**{**fields, "task": Task(**fields["task"])})
         moments = Moments(stored["moments_mean"], stored["moments_square"], int(stored["moments_count"]))
-        state = State(int(stored["step"]), Policy(config.task, stored["parameters"]), moments)
-        return Checkpoint(header["run_name"], config, state)
+        return Checkpoint(config, State(int(stored["step"]), Policy(config.task, stored["parameters"]), moments))

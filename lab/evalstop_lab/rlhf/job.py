@@ -7,96 +7,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TextIO
+from types import FrameType
+from typing import Any
 
 from evalstop_client import MetricRole, Run
-from rich.console import Console
-from rich.text import Text
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.rlhf.checkpoint import Checkpoint, save_checkpoint
+from evalstop_lab.rlhf.checkpoint import save_checkpoint
 from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, Trainer, hasten_run
-
-
-class Rows:
-    """Prints a header and one row per eval; each new best gold is green."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._best_gold = -float("inf")
-
-    def show_start(self, run_name: str, config: Config) -> None:
-        self._console.print(f"{run_name}: steps 0 to {config.steps}, an eval every {config.eval_every} steps")
-        self._console.print(Text(f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}  {'entropy':>7}", "bold"))
-
-    def show_eval(self, logged: Eval, checkpoint: Path) -> None:
-        is_best, self._best_gold = logged.gold > self._best_gold, max(logged.gold, self._best_gold)
-        row = Text(f"{logged.step:7d}  {logged.proxy:7.2f}  ")
-        row.append(f"{logged.gold:7.2f} ± {logged.gold_stderr:4.2f}", "green" if is_best else "")
-        row.append(f"    {logged.kl:6.1f}  {logged.entropy:7.1f}")
-        self._console.print(row)
-
-    def show_end(self, end: str, step: int, checkpoint: Path | None) -> None:
-        self._console.print(f"{end} at step {step}; last checkpoint: {checkpoint}", soft_wrap=True)
-
-
-class JsonLines:
-    """Prints each event as one JSON object per line: "begin", "eval", "end"."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show_start(self, run_name: str, config: Config) -> None:
-        self._write({"event": "begin", "run_name": run_name, "step": 0, "config": asdict(config)})
-
-    def show_eval(self, logged: Eval, checkpoint: Path) -> None:
-        self._write({"event": "eval", **asdict(logged), "checkpoint": str(checkpoint)})
-
-    def show_end(self, end: str, step: int, checkpoint: Path | None) -> None:
-        self._write({"event": "end", "how": end, "step": step, "checkpoint": checkpoint and str(checkpoint)})
-
-    def _write(self, event: dict[str, object]) -> None:
-        self._stream.write(json.dumps(event) + "\n")
-        self._stream.flush()
-
-
-Progress = Rows | JsonLines
-
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Interruption:
-    """Handles `SIGNALS` within its block: records the first one. Only for the main thread."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-
-    def __call__(self) -> bool:
-        """Return whether a signal has arrived."""
-        return self.signal is not None
-
-    @property
-    def exit_code(self) -> int:
-        """Return the exit code of a process that ended by the signal: 128 + its number, or 0 without a signal."""
-        return 128 + self.signal if self.signal is not None else 0
-
-    def __enter__(self) -> Interruption:
-        self._before = {number: signal.signal(number, self._record) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        self.signal = self.signal or signal.Signals(number)
-
 
 METRICS: dict[str, MetricRole] = {
     "gold": {"role": "eval", "direction": "maximize"},
@@ -111,50 +33,83 @@ EXAMPLES = """examples:
 On SIGTERM or SIGINT it saves a checkpoint at the current step and exits with 128 + the signal's number.
 """
 
+Event = dict[str, Any]
+"""What is printed: a "begin", an "eval" or an "end", and its fields."""
+
+
+def format_row(event: Event) -> str:
+    """An event for people: the head of a table, a row of it, or how the run ended."""
+    match event["event"]:
+        case "begin":
+            head = f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}  {'entropy':>7}"
+            config = event["config"]
+            return f"{event['run_name']}: an eval every {config['eval_every']} of {config['steps']} steps\n{head}"
+        case "eval":
+            gold = f"{event['gold']:7.2f} ± {event['gold_stderr']:4.2f}"
+            return f"{event['step']:7d}  {event['proxy']:7.2f}  {gold}    {event['kl']:6.1f}  {event['entropy']:7.1f}"
+    return f"{event['how']} at step {event['step']}; last checkpoint: {event['checkpoint']}"
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def recorded_signals() -> Iterator[Sequence[signal.Signals]]:
+    """Only record SIGTERM and SIGINT within the block; yields those that have arrived. Only for the main thread."""
+    received: list[signal.Signals] = []
+
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    before = {number: signal.signal(number, record) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 class Job:
     """Trains one run, and writes its checkpoints and reports."""
 
-    def __init__(self, run_name: str, config: Config, checkpoints: Path, progress: Progress, polls: bool) -> None:
+    def __init__(self, config: Config, checkpoints: Path, show: Callable[[Event], None], polls: bool) -> None:
         """`polls`: end the run when the service answers `should_stop`; otherwise only a signal ends it early."""
         self._trainer = Trainer(config)
-        self._run_name = run_name
         self._checkpoints = checkpoints
-        self._progress = progress
+        self._show = show
         self._polls = polls
         self._saved: Path | None = None
         self._saved_step: int | None = None
 
-    def train(self, run: Run, interruption: Interruption) -> None:
+    def train(self, run: Run, run_name: str, received: Sequence[signal.Signals] = ()) -> None:
         """Train to the end, a requested stop or a signal, and save a checkpoint of the last step."""
-        self._progress.show_start(self._run_name, self._trainer.config)
+        self._show({"event": "begin", "run_name": run_name, "step": 0, "config": asdict(self._trainer.config)})
         end = "completed"
-        for logged in self._trainer.evals(interrupted=interruption):
+        for logged in self._trainer.evals(interrupted=lambda: bool(received)):
             self._report(run, logged)
             if self._polls and run.should_stop:
                 end = "stopped"
                 break
-        if self._trainer.state.step != self._saved_step:
+        step = self._trainer.state.step
+        if step != self._saved_step:
             self._save(run)
-        if interruption.signal is not None:
-            end = interruption.signal.name
-        self._progress.show_end(end, self._trainer.state.step, self._saved)
+        if received:
+            end = received[0].name
+        self._show({"event": "end", "how": end, "step": step, "checkpoint": str(self._saved)})
 
     def _report(self, run: Run, logged: Eval) -> None:
-        path = self._save(run)
+        self._save(run)
         run.log(
             {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy},
             step=logged.step,
             stderr={"proxy": logged.proxy_stderr, "gold": logged.gold_stderr},
         )
-        self._progress.show_eval(logged, path)
+        self._show({"event": "eval", **asdict(logged)})
 
-    def _save(self, run: Run) -> Path:
+    def _save(self, run: Run) -> None:
         state = self._trainer.state
-        path = save_checkpoint(self._checkpoints, Checkpoint(self._run_name, self._trainer.config, state))
-        self._saved, self._saved_step = path, state.step
-        run.checkpoint(path.as_uri(), step=state.step)
-        return path
+        self._saved, self._saved_step = save_checkpoint(self._checkpoints, self._trainer.config, state), state.step
+        run.checkpoint(self._saved.as_uri(), step=state.step)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -185,8 +140,12 @@ def run(args: argparse.Namespace) -> int:
     config = hasten_run(replace(PRESETS[args.preset], seed=args.seed), args.hasten)
     config = replace(config, steps=args.steps or config.steps)
     run_name = os.environ.get("EVALSTOP_RUN_NAME") or f"{args.preset}-seed{args.seed}"
-    progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
-    job = Job(run_name, config, args.checkpoints, progress, polls=args.stop_by == "poll")
+
+    def show(event: Event) -> None:
+        sys.stdout.write((json.dumps(event) if args.json else format_row(event)) + "\n")
+        sys.stdout.flush()
+
+    job = Job(config, args.checkpoints, show, polls=args.stop_by == "poll")
     reported = Run(
         name=run_name,
         metrics=METRICS,
@@ -194,15 +153,15 @@ def run(args: argparse.Namespace) -> int:
         mode=args.mode,
         total_steps=config.steps,
     )
-    with Interruption() as interruption:
+    with recorded_signals() as received:
         try:
-            job.train(reported, interruption)
+            job.train(reported, run_name, received)
         except BaseException:
             reported.finish("failed")
             raise
-    if interruption():
+    if received:
         # It has neither failed nor completed.
         reported.flush()
-    else:
-        reported.finish("completed")
-    return interruption.exit_code
+        return 128 + received[0]
+    reported.finish("completed")
+    return 0

@@ -109,13 +109,10 @@ WORLD, TRAINING, EVALUATION = range(3)
 class Trainer:
     """A run of RLHF: iterate over `evals()`; `state` can be saved between evals."""
 
-    def __init__(self, config: Config, state: State | None = None, world: World | None = None) -> None:
-        """Start at the initial policy, or resume from a saved state, whose own eval is not repeated.
-
-        `world`: what several runs share; None: that of the config's seed.
-        """
+    def __init__(self, config: Config, state: State | None = None) -> None:
+        """Start at the initial policy, or resume from a saved state, whose own eval is not repeated."""
         self.config = config
-        self.world = world or make_world(config)
+        self.world = make_world(config)
         initial = self.world.initial
         self._resumed = state is not None
         self.state = state or State(0, initial, Moments.zero(initial.parameters.size))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ import pytest
 from evalstop_client import Run
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.job import Interruption, Job, JsonLines
+from evalstop_lab.rlhf.job import Job
 from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, Trainer, hasten_run
 
 EVAL_FIELDS = [item.name for item in fields(Eval)]
@@ -48,10 +47,9 @@ class RecordingRun(Run):
 
 def train(run: RecordingRun, folder: Path, polls: bool = True, config: Config = CONFIG) -> list[dict[str, object]]:
     """Run a job to its end; return the events that it printed."""
-    events = StringIO()
-    job = Job("a run", config, folder, JsonLines(events), polls)
-    job.train(run, Interruption())
-    return [json.loads(line) for line in events.getvalue().splitlines()]
+    events: list[dict[str, object]] = []
+    Job(config, folder, events.append, polls).train(run, "a run")
+    return events
 
 
 @contextmanager
@@ -151,6 +149,6 @@ def test_without_json_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureF
     arguments = ["train", "--hasten", "40", "--steps", "20", "--checkpoints", str(tmp_path)]
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("overoptimizes-seed0: steps 0 to 20")
+    assert lines[0].startswith("overoptimizes-seed0: an eval every 10 of 20 steps")
     assert [line.split()[0] for line in lines[2:-1]] == ["0", "10", "20"]
     assert lines[-1].endswith("step-000020.npz")
