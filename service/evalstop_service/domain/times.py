@@ -9,7 +9,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import msgspec
 from msgspec import Struct, field
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -60,16 +59,16 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MORNING = time(9)
 """When the working day begins, for people who put a stop off until the morning."""
 
-_TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
-_MINUTE = timedelta(minutes=1)
+_TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_HOURS = re.compile(rf"([A-Za-z,-]{{1,60}}) ({_TIME})-({_TIME})(?: ([^ ]{{1,60}}))?")
 _DAY = timedelta(days=1)
 
 EXAMPLE = "mon-fri 09:00-18:00 Europe/Berlin"
 
 
-class StopHours(Struct, frozen=True, forbid_unknown_fields=True):
-    """Days of the week, and the hours of each. Hours that cross midnight belong to the day on which they begin; equal
-    times are a whole day."""
+class StopHours(Struct, frozen=True):
+    """Days of the week, and the hours of each, written as a text. Hours that cross midnight belong to the day on which
+    they begin; equal times are a whole day."""
 
     days: tuple[str, ...]
     begin: str = field(name="from")
@@ -81,23 +80,12 @@ class StopHours(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = core_schema.plain_serializer_function_ser_schema(msgspec.to_builtins)
+        written = core_schema.plain_serializer_function_ser_schema(str)
         return core_schema.no_info_plain_validator_function(parse_stop_hours, serialization=written)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        time_of_day = {"type": "string", "pattern": f"^{_TIME.pattern}$"}
-        document = {
-            "type": "object",
-            "required": ["days", "from", "to"],
-            "properties": {
-                "days": {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"enum": list(DAYS)}},
-                "from": time_of_day,
-                "to": time_of_day,
-                "time_zone": {"type": "string", "examples": ["Europe/Berlin"]},
-            },
-        }
-        return document if handler.mode == "serialization" else {"anyOf": [document, {"type": "string"}]}
+        return {"type": "string", "pattern": f"^{_HOURS.pattern}$", "examples": [EXAMPLE]}
 
     def contains(self, at: datetime) -> bool:
         """Whether stops may go out at this time."""
@@ -108,15 +96,12 @@ class StopHours(Struct, frozen=True, forbid_unknown_fields=True):
         """This time if stops may go out then, else when the hours next begin."""
         if self.contains(at):
             return at
-        zone, begin = ZoneInfo(self.time_zone), _parse_time(self.begin)
+        zone, begin = ZoneInfo(self.time_zone), time.fromisoformat(self.begin)
         today = at.astimezone(zone).date()
         for number in range(15):  # on one day the clock may skip the hours, a week later they are there
-            first, last = _locate(today + number * _DAY, begin, zone)
-            # Where the clock is changed, the time at which the hours begin may come twice or not at all.
-            while first <= last:
-                if first >= at and self.contains(first):
-                    return first
-                first += _MINUTE
+            for opening in _locate(today + number * _DAY, begin, zone):
+                if opening >= at and self.contains(opening):
+                    return opening
         raise AssertionError("each week has one of the days")
 
     def is_within(self, other: StopHours) -> bool:
@@ -131,28 +116,25 @@ class StopHours(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _contains_wall_time(self, day: int, at: time) -> bool:
-        begin, end = _parse_time(self.begin), _parse_time(self.end)
+        begin, end = time.fromisoformat(self.begin), time.fromisoformat(self.end)
         if begin < end:
             return DAYS[day] in self.days and begin <= at < end
         return (DAYS[day] in self.days and at >= begin) or (DAYS[day - 1] in self.days and at < end)
 
 
 def parse_stop_hours(written: object) -> StopHours:
-    """Stop hours from a JSON document or a text such as `mon-fri 09:00-18:00 Europe/Berlin`; raises ValueError."""
+    """Stop hours from a text such as `mon-fri 09:00-18:00 Europe/Berlin`; raises ValueError."""
     if isinstance(written, StopHours):
         return written
-    if isinstance(written, str):
-        written = _read_text(written)
-    try:
-        hours = msgspec.convert(written, StopHours)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{error}; write {EXAMPLE!r}, or days, from, to and time_zone") from None
-    if not hours.days or len(set(hours.days)) < len(hours.days) or not set(hours.days) <= set(DAYS):
-        raise ValueError(f"days are {', '.join(DAYS)}, each at most once and at least one")
-    for text in (hours.begin, hours.end):
-        _parse_time(text)
-    find_zone(hours.time_zone)
-    return hours
+    match = _HOURS.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        raise ValueError(f"write days, hours from 00:00 to 23:59, and a time zone, as in {EXAMPLE!r}")
+    days, begin, end, time_zone = match.groups(default="UTC")
+    listed = tuple(day for part in days.lower().split(",") for day in _list_days(part))
+    if len(set(listed)) < len(listed) or not set(listed) <= set(DAYS):
+        raise ValueError(f"days are {', '.join(DAYS)}, each at most once")
+    find_zone(time_zone)
+    return StopHours(listed, begin, end, time_zone)
 
 
 def find_zone(name: str) -> ZoneInfo:
@@ -170,15 +152,6 @@ def find_morning(after: datetime, zone: ZoneInfo) -> datetime:
     return next(morning for morning in mornings if morning > after)
 
 
-def _read_text(text: str) -> dict[str, Any]:
-    parts = text.lower().split(" ")[:2] + text.split(" ")[2:]
-    if not 2 <= len(parts) <= 3 or parts[1].count("-") != 1:
-        raise ValueError(f"write days, hours and a time zone, as in {EXAMPLE!r}")
-    begin, end = parts[1].split("-")
-    days = [day for part in parts[0].split(",") for day in _list_days(part)]
-    return {"days": days, "from": begin, "to": end} | ({"time_zone": parts[2]} if len(parts) == 3 else {})
-
-
 def _list_days(part: str) -> list[str]:
     """The days of `fri` or `fri-mon`."""
     first, _, last = part.partition("-")
@@ -186,13 +159,6 @@ def _list_days(part: str) -> list[str]:
         return [part]  # refused, by its name
     start, count = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7 + 1
     return [DAYS[(start + number) % 7] for number in range(count)]
-
-
-def _parse_time(text: str) -> time:
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(f"a time of day from 00:00 to 23:59, not {text[:40]!r}")
-    return time(int(match[1]), int(match[2]))
 
 
 def _locate(day: date, at: time, zone: ZoneInfo) -> tuple[datetime, datetime]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-import msgspec
 import pytest
 from evalstop_service.domain.decision_events import WindowEnded, apply_event
 from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts
@@ -64,9 +63,9 @@ def test_opening_lies_within_the_hours(hours: StopHours, at: datetime) -> None:
 
 
 @given(hours=HOURS, at=TIMES)
-def test_hours_survive_their_text_and_document(hours: StopHours, at: datetime) -> None:
-    """Hours are the same after a round trip through their text or JSON; they contain themselves and no more."""
-    assert parse_stop_hours(str(hours)) == parse_stop_hours(msgspec.to_builtins(hours)) == hours
+def test_hours_survive_their_text(hours: StopHours, at: datetime) -> None:
+    """Hours are the same after a round trip through their text; they contain themselves and no more."""
+    assert parse_stop_hours(str(hours)) == hours
     assert hours.is_within(hours)
     whole = StopHours(DAYS, "00:00", "00:00", hours.time_zone)
     assert hours.is_within(whole)
