@@ -80,8 +80,12 @@ def load_live_values(
         by_metric[metric].append(step)
     values: dict[tuple[str, int], float] = {}
     for metric, steps in by_metric.items():
-        rows = _read_at_steps(tx, run_id, metric, steps, observations.c.value)
-        values.update({(metric, step): value for step, value in rows})
+        of_metric = (observations.c.run_id == run_id, observations.c.metric == metric)
+        query = sa.select(observations.c.step, observations.c.value)
+        query = query.where(*of_metric, observations.c.superseded_by == LIVE)
+        for start in range(0, len(steps), _CHUNK):
+            rows = tx.execute(query.where(observations.c.step.in_(steps[start : start + _CHUNK])))
+            values.update({(metric, step): value for step, value in rows})
     return values
 
 
@@ -145,22 +149,6 @@ def list_newest(tx: Transaction, run_id: UUID, metric: str, limit: int) -> list[
         observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE
     )
     return [StoredObservation(*row) for row in tx.execute(query.order_by(observations.c.step.desc()).limit(limit))]
-
-
-def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
-    """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
-    rows = _read_at_steps(tx, run_id, metric, steps, observations.c.observed_at, observations.c.received_at)
-    return {step: observed_at or received_at for step, observed_at, received_at in rows}
-
-
-def _read_at_steps(
-    tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int], *columns: sa.Column[Any]
-) -> Iterator[Any]:
-    """The step and these columns of each live observation of a metric at one of the steps."""
-    of_metric = (observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE)
-    query = sa.select(observations.c.step, *columns).where(*of_metric)
-    for start in range(0, len(steps), _CHUNK):
-        yield from tx.execute(query.where(observations.c.step.in_(steps[start : start + _CHUNK])))
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID, uuid4
@@ -67,24 +67,16 @@ def test_table_shows_evals_and_differing_labels(visitor: httpx.Client, tenant: T
     assert visitor.get(compare_path(turns.id, climbs.id, x="kl")).text.count("<polyline") == 0
 
 
-def test_series_have_steps_seconds_and_kl(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
-    """Seconds count from the run's first observation; the KL of an eval is the last one up to its step."""
-    runs = [tenant.open_run(name) for name in ("timed", "untimed")]
-    for run, timed in zip(runs, (True, False), strict=True):
-        points = [PostedObservation("policy/kl", step, kl) for step, kl in ((1, 0.5), (3, 2.0), (4, math.nan))]
-        points += [PostedObservation("reward/gold", step, 0.1 * step) for step in range(5)]
-        if timed:
-            points = [
-                PostedObservation(point.metric, point.step, point.value, None, now + timedelta(minutes=point.step))
-                for point in points
-            ]
-        tenant.post_observations(run, points)
-    timed, untimed = visitor.get(compare_path(*[run.id for run in runs]).replace("?", "/series.json?")).json()["runs"]
-    evals = next(line for line in timed["lines"] if line["role"] == "eval")
+def test_series_have_steps_and_kl(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The KL of an eval is the last one up to its step."""
+    runs = [tenant.open_run(name) for name in ("one", "two")]
+    points = [PostedObservation("policy/kl", step, kl) for step, kl in ((1, 0.5), (3, 2.0), (4, math.nan))]
+    points += [PostedObservation("reward/gold", step, 0.1 * step) for step in range(5)]
+    tenant.post_observations(runs[0], points)
+    answer = visitor.get(compare_path(*[run.id for run in runs]).replace("?", "/series.json?")).json()["runs"][0]
+    evals = next(line for line in answer["lines"] if line["role"] == "eval")
     assert evals["steps"] == [0, 1, 2, 3, 4]
-    assert evals["seconds"] == [0, 60, 120, 180, 240]
     assert evals["kl"] == [None, 0.5, 0.5, 2.0, None]
-    assert next(line for line in untimed["lines"] if line["role"] == "eval")["seconds"] == [0] * 5
 
 
 @SQLITE_ONLY
@@ -166,7 +158,7 @@ def test_compare_needs_two_selected_runs(window: Window, embedded_database: Data
 @pytest.mark.nightly
 @pytest.mark.real
 def test_chart_options_are_kept_in_the_address(window: Window, embedded_database: Database, now: datetime) -> None:
-    """Selected runs lead to the charts; axis, alignment, smoothing, zoom and hidden runs are in the address."""
+    """Selected runs lead to the charts; axis, smoothing, zoom and hidden runs are in the address."""
     tenant = add_tenant(embedded_database, now)
     turns, climbs = open_two_runs(tenant)
     page = window.page
@@ -193,11 +185,6 @@ def test_chart_options_are_kept_in_the_address(window: Window, embedded_database
     wait_for_chart_value(window, f"{TRACES}.length", 6)  # KL is not drawn over KL
     distances = evaluate(window, f"{TRACES}[0].x")
     assert distances == pytest.approx([math.sqrt(item.kl) for item in CLIMBING_EVALS])
-    page.select_option("[name=align]", "best")
-    wait_for_chart_value(
-        window, f"{TRACES}.filter((trace) => trace.name === 'best').map((trace) => trace.x[0])", [0, 0]
-    )
-    assert min(evaluate(window, f"{TRACES}[0].x")) < 0
     page.select_option("[name=x]", "step")
     page.locator("[name=smoothing]").fill("0.5")
     wait_for_chart_value(window, f"{TRACES}.length", 14)  # each series measured and smoothed
@@ -214,7 +201,7 @@ def test_chart_options_are_kept_in_the_address(window: Window, embedded_database
     page.locator(f"[data-toggle='{turns.id}']").click()
     wait_for_chart_value(window, f"{TRACES}.length", 7)
     query = parse_qs(urlsplit(page.url).query)
-    assert (query["align"], query["smoothing"], query["hidden"]) == (["best"], ["0.5"], [str(turns.id)])
+    assert (query["smoothing"], query["hidden"]) == (["0.5"], [str(turns.id)])
 
     zoomed_range = evaluate(window, "document.getElementById('chart').layout.xaxis.range")
     page.goto(page.url)
@@ -222,7 +209,6 @@ def test_chart_options_are_kept_in_the_address(window: Window, embedded_database
     assert evaluate(window, "document.getElementById('chart').layout.xaxis.range") == pytest.approx(
         zoomed_range, rel=1e-6
     )
-    expect(page.locator("[name=align]")).to_have_value("best")
     expect(page.locator(f"[data-toggle='{turns.id}']")).to_have_attribute("aria-pressed", "false")
     window.assert_no_errors()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from evalstop_service.domain.fields import Name
 from evalstop_service.domain.run import BestCheckpoint, RawMaximum
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import decisions, mlflow, observations, run_lists
+from evalstop_service.store import decisions, mlflow, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
@@ -43,8 +42,7 @@ class Comparison(BaseModel):
 
     run: list[UUID] = []
     group: Name | None = None
-    x: Literal["step", "time", "kl", "sqrt_kl", "log_kl"] = "step"
-    align: Literal["start", "best", "turn"] = "start"
+    x: Literal["step", "kl", "sqrt_kl"] = "step"
     smoothing: Annotated[float, Field(ge=0, le=0.95)] = 0
     zoom_from: Annotated[Bound, Field(alias="from")] = None
     zoom_to: Annotated[Bound, Field(alias="to")] = None
@@ -92,15 +90,12 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
 def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) -> Response:
     """The data of the charts, in the order of the runs; values that are not finite are null.
 
-    Each observation has its step, its seconds since the run's first one, and the last KL up to it.
+    Each observation has its step and the last KL up to it.
     """
     with site.database.reading() as tx:
         runs = _load_runs(tx, visitor, comparison)
-        decided = decisions.load_decisions(tx, [run.id for run in runs])
     charted = charts.load_charted(site.database, runs, MOST_POINTS)
-    with site.database.reading() as tx:
-        documents = [_encode_run(tx, run, charted[run.id], charts.find_turn(run, decided.get(run.id))) for run in runs]
-    return send_json({"runs": documents})
+    return send_json({"runs": [_encode_run(run, charted[run.id]) for run in runs]})
 
 
 def _load_runs(tx: Transaction, visitor: Visitor, comparison: Comparison) -> list[Run]:
@@ -144,49 +139,21 @@ def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[st
             yield (kind, name), str(value)
 
 
-def _encode_run(
-    tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn: tuple[str, int] | None
-) -> dict[str, Any]:
+def _encode_run(run: Run, charted: Sequence[ChartedSeries]) -> dict[str, Any]:
     by_role = {item.role: item for item in reversed(charted)}  # the first of several with one role
-    times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
-    first = min((time for times_of_role in times.values() for time in times_of_role.values()), default=None)
     kl = by_role[MetricRole.KL].values if MetricRole.KL in by_role else []
-    lines = []
-    for role, item in by_role.items():
-        at = [times[role].get(point.step) for point in item.drawn]
-        lines.append(
-            {
-                "role": role,
-                "steps": _list_steps(item.drawn),
-                "seconds": [None if time is None or first is None else (time - first).total_seconds() for time in at],
-                "kl": _find_kl(kl, _list_steps(item.drawn)),
-                "values": [point.value for point in item.drawn],
-            }
-        )
-    best = run.best_checkpoint.step if run.best_checkpoint else None
-    return {
-        "id": str(run.id),
-        "lines": lines,
-        "best_score": run.best_checkpoint.score if run.best_checkpoint else None,
-        "anchors": {"best": _find_place(lines, kl, best), "turn": _find_place(lines, kl, turn and turn[1])},
-    }
-
-
-def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, datetime]:
-    """The time of each charted observation; loads missing times."""
-    drawn_times = {point.step: point.time for point in item.drawn if point.time is not None}
-    missing = [step for step in _list_steps(item.drawn) if step not in drawn_times]
-    return drawn_times | observations.load_times(tx, run.id, item.metric, missing)
-
-
-def _find_place(
-    lines: Sequence[Mapping[str, Any]], kl: Sequence[PostedObservation], step: int | None
-) -> dict[str, float | None] | None:
-    """The position of a step, by the evals up to it; None without any."""
-    evals = next((line for line in lines if line["role"] == MetricRole.EVAL), None)
-    if step is None or evals is None or not (before := bisect_right(evals["steps"], step)):
-        return None
-    return {"step": step, "seconds": evals["seconds"][before - 1], "kl": _find_kl(kl, [step])[0]}
+    lines = [
+        {
+            "role": role,
+            "steps": _list_steps(item.drawn),
+            "kl": _find_kl(kl, _list_steps(item.drawn)),
+            "values": [point.value for point in item.drawn],
+        }
+        for role, item in by_role.items()
+    ]
+    best = run.best_checkpoint
+    marked = {"step": best.step, "kl": _find_kl(kl, [best.step])[0], "score": best.score} if best else None
+    return {"id": str(run.id), "lines": lines, "best": marked}
 
 
 def _find_kl(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:

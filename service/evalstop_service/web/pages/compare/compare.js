@@ -8,19 +8,16 @@ const PANELS = [["eval", "eval", 2], ["proxy", "proxy", 1.2], ["kl", "KL", 1.2]]
 const GAP = 0.07;
 const HUES = 5; // the lines of the first five runs are solid, those of the others dashed
 const X = {
-  step: { of: (at) => at.step, title: "step", aligned: "steps" },
-  time: { of: (at) => (at.seconds === null ? null : at.seconds / 3600), title: "hours since the first observation", aligned: "hours" },
-  kl: { of: (at) => at.kl, title: "KL to the initial policy", aligned: "KL" },
-  sqrt_kl: { of: (at) => (at.kl === null || at.kl < 0 ? null : Math.sqrt(at.kl)), title: "√KL to the initial policy", aligned: "√KL" },
-  log_kl: { of: (at) => (at.kl === null || at.kl <= 0 ? null : Math.log(at.kl)), title: "natural logarithm of the KL", aligned: "log KL" },
+  step: { of: (at) => at.step, title: "step" },
+  kl: { of: (at) => at.kl, title: "KL to the initial policy" },
+  sqrt_kl: { of: (at) => (at.kl === null || at.kl < 0 ? null : Math.sqrt(at.kl)), title: "√KL to the initial policy" },
 };
-const ANCHORS = { best: "best checkpoint", turn: "turn" };
 
 const main = document.querySelector("main");
 const chart = document.getElementById("chart");
 const legend = document.querySelector(".legend");
 const choices = document.getElementById("choices");
-const [xChoice, alignChoice, smoothing] = ["x", "align", "smoothing"].map((name) => choices.querySelector(`[name=${name}]`));
+const [xChoice, smoothing] = ["x", "smoothing"].map((name) => choices.querySelector(`[name=${name}]`));
 const shown = Object.fromEntries([...legend.querySelectorAll("[data-toggle]")].map((key) => [key.dataset.toggle, key.getAttribute("aria-pressed") === "true"]));
 const by = choices.querySelector("[name=by]"); // missing if nothing differs between the runs
 if (by) by.value = new URL(location.href).searchParams.get("by") ?? "";
@@ -35,17 +32,15 @@ async function load() {
   document.getElementById("chart-preview")?.remove(); // the server's drawing of the evals
   for (const run of runs) {
     for (const line of run.lines) line.values = drawable(line.values);
-    [run.best_score] = drawable([run.best_score]);
+    if (run.best) [run.best.score] = drawable([run.best.score]);
   }
   await drawChart();
 }
 
 async function drawChart() {
   const x = X[xChoice.value];
-  const placed = runs.map((run, index) => ({ run, index, shift: shiftOf(run, x) }));
-  const present = placed.filter(({ run, shift }) => shift !== null && shown[run.id]);
+  const present = runs.map((run, index) => ({ run, index })).filter(({ run }) => shown[run.id]);
   const panels = PANELS.filter(([role]) => (role !== "kl" || !xChoice.value.endsWith("kl")) && present.some(({ run }) => lineOf(run, role)));
-  note(placed.filter(({ shift }) => shift === null));
   chart.hidden = panels.length === 0;
   document.querySelector(".chart-empty").hidden = panels.length > 0;
   if (panels.length === 0) return;
@@ -63,29 +58,14 @@ function lineOf(run, role) {
   return run.lines.find((line) => line.role === role && line.steps.length > 0);
 }
 
-// How far a run is shifted to the left; null if it lacks what runs are aligned at.
-function shiftOf(run, x) {
-  if (alignChoice.value === "start") return 0;
-  const anchor = run.anchors[alignChoice.value];
-  return anchor === null ? null : x.of(anchor);
-}
-
-function note(leftOut) {
-  const note = document.querySelector("[data-note=left-out]");
-  note.hidden = leftOut.length === 0;
-  const numbers = leftOut.map(({ index }) => index + 1).join(", ");
-  note.textContent = `Left out: ${leftOut.length === 1 ? "run" : "runs"} ${numbers}, without a ${ANCHORS[alignChoice.value]} on this axis.`;
-}
-
 // --- Drawing. ---
 
-function lines(color, panel, { run, index, shift }, x) {
+function lines(color, panel, { run, index }, x) {
   const line = lineOf(run, panel.role);
   if (!line) return [];
-  const at = line.steps.map((step, i) => x.of({ step, seconds: line.seconds[i], kl: line.kl[i] }));
   const common = {
     type: "scatter", mode: loneValues(line.values) ? "lines+markers" : "lines", name: String(index + 1), meta: run.id,
-    x: at.map((value) => (value === null ? null : value - shift)), yaxis: panel.axis, connectgaps: false,
+    x: line.steps.map((step, i) => x.of({ step, kl: line.kl[i] })), yaxis: panel.axis, connectgaps: false,
     marker: { color: paint(color, index), size: 4 }, line: { color: paint(color, index), width: 1.8, dash: index < HUES ? "solid" : "dash" },
   };
   const weight = Number(smoothing.value);
@@ -133,12 +113,12 @@ function showGroups(groups, present) {
 
 // The mean of a group wherever one of its runs has a value, and the band between its lowest and its highest run there.
 function groupLines(color, panel, { members }, index, x) {
-  const drawn = members.map(({ run, shift }) => {
+  const drawn = members.map(({ run }) => {
     const line = lineOf(run, panel.role);
     if (!line) return [];
     const values = smooth(line.values, Number(smoothing.value));
-    const at = line.steps.map((step, i) => x.of({ step, seconds: line.seconds[i], kl: line.kl[i] }));
-    return at.flatMap((value, i) => (value === null || values[i] === null ? [] : [[value - shift, values[i]]])).sort((a, b) => a[0] - b[0]);
+    const at = line.steps.map((step, i) => x.of({ step, kl: line.kl[i] }));
+    return at.flatMap((value, i) => (value === null || values[i] === null ? [] : [[value, values[i]]])).sort((a, b) => a[0] - b[0]);
   });
   const xs = [...new Set(drawn.flatMap((points) => points.map(([at]) => at)))].sort((a, b) => a - b);
   const there = xs.map(() => []);
@@ -175,26 +155,23 @@ function smooth(values, weight) {
   });
 }
 
-function bestMark(color, { run, index, shift }, x) {
-  const at = run.anchors.best && x.of(run.anchors.best);
-  if (at === null || run.best_score === null) return [];
+function bestMark(color, { run, index }, x) {
+  const at = run.best && x.of(run.best);
+  if (at === null || run.best.score === null) return [];
   return [{
-    type: "scatter", mode: "markers", name: "best", meta: run.id, x: [at - shift], y: [run.best_score], yaxis: "y", cliponaxis: false,
+    type: "scatter", mode: "markers", name: "best", meta: run.id, x: [at], y: [run.best.score], yaxis: "y", cliponaxis: false,
     marker: { size: 9, color: paint(color, index), line: { color: color("card"), width: 1.5 } },
     hovertemplate: `run ${index + 1}, best checkpoint<br>eval %{y:.4~g}<extra></extra>`,
   }];
 }
 
 function layout(color, places, x, traces) {
-  const aligned = alignChoice.value !== "start";
-  const text = aligned ? `${x.aligned} from the ${ANCHORS[alignChoice.value]}` : x.title;
   const found = {
-    uirevision: `${xChoice.value} ${alignChoice.value}`, hovermode: "closest", annotations: [],
+    uirevision: xChoice.value, hovermode: "closest", annotations: [],
     margin: { l: narrow.matches ? 38 : 52, r: narrow.matches ? 12 : 16, t: 24, b: 48 },
-    shapes: aligned ? [{ type: "line", xref: "x", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [],
     xaxis: axis(color, {
       anchor: places[places.length - 1].axis, fixedrange: false, nticks: narrow.matches ? 5 : 10, ...(xChoice.value === "step" ? { tickformat: ",d" } : {}),
-      title: axisTitle(color, text), ...(zoom ? { range: zoom, autorange: false } : { autorange: true }),
+      title: axisTitle(color, x.title), ...(zoom ? { range: zoom, autorange: false } : { autorange: true }),
     }),
   };
   const whole = places.reduce((sum, panel) => sum + panel.share, 0);
@@ -236,10 +213,9 @@ function followZoom() {
 function writeAddress() {
   const address = new URL(location.href);
   const query = address.searchParams;
-  for (const name of ["x", "align", "smoothing", "by", "from", "to", "hidden"]) query.delete(name);
+  for (const name of ["x", "smoothing", "by", "from", "to", "hidden"]) query.delete(name);
   if (by?.value) query.set("by", by.value);
   if (xChoice.value !== "step") query.set("x", xChoice.value);
-  if (alignChoice.value !== "start") query.set("align", alignChoice.value);
   if (Number(smoothing.value) > 0) query.set("smoothing", smoothing.value);
   if (zoom) ["from", "to"].forEach((name, i) => query.set(name, Number(zoom[i].toPrecision(8))));
   for (const id of Object.keys(shown)) if (!shown[id]) query.append("hidden", id);
