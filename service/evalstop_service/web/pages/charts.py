@@ -5,7 +5,7 @@ SVG that works without scripts, such as the sparkline of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 from uuid import UUID
@@ -77,10 +77,19 @@ class Sparkline:
     stop_x: float | None
 
 
+def draw_sparklines(
+    tx: Transaction, runs: Sequence[Run], decided: Mapping[UUID, Decision]
+) -> dict[UUID, Sparkline | None]:
+    """The evals of these runs with the best checkpoint and the stop; None for a run without evals."""
+    segments = load_eval_segments(tx, runs)
+    steps = {run_id: decision.step for run_id, decision in decided.items()}
+    return {run.id: draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs}
+
+
 def draw_sparkline(
     stretches: Sequence[Segment], best: BestCheckpoint | None, stop_step: int | None
 ) -> Sparkline | None:
-    """The sparkline of a run; None without observations."""
+    """The sparkline of a run; None without evals."""
     if not stretches:
         return None
     frame = Frame.around(stretches)

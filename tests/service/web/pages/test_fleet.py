@@ -1,29 +1,20 @@
-"""The fleet page: the order of the running runs, and their strips."""
+"""The fleet page: the order of the running runs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from html import unescape
 from typing import Any
-from uuid import UUID
 
 import httpx
-from evalstop_service.ingest import CheckpointSaved, EvalChanged
+from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Segment
-from evalstop_service.web.pages.fleet import CELLS, FARTHEST, draw_strip
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from tests.service.web.api.fake_committer import build_run
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant
 from tests.service.web.pages.serving import SQLITE_ONLY
-from tests.service.web.pages.test_downsampling_and_formatting import FINITE
 from tests.service.web.pages.test_page_safety import HOSTILE_NAMES
 
 RISING_VALUES = [0.01 * step + 0.002 * (step * 7 % 5) for step in range(40)]
@@ -79,24 +70,9 @@ def test_runs_are_ordered_by_probability_of_a_turn(
     probability = max(item.value for item in turned.verdict.evidence if item.kind == "posterior")
     assert probability > 0.5
     assert f"{probability * 100:.1f} %" in rows["turned"]
-    assert "level-" in rows["turned"]
+    assert "<polyline" in rows["turned"]
     assert "no eval yet" in rows["without-evals"]
-    distances = [float(re.findall(r"the last one ([\d.]+)", rows[name])[0]) for name in ("turned", "rising")]
-    assert distances[0] > 4 > distances[1]
     assert rising.status == "running"
-
-
-@SQLITE_ONLY
-def test_fleet_is_limited_with_a_link_to_all(visitor: httpx.Client, tenant: Tenant) -> None:
-    """Only the runs most likely to have turned are shown, with a link that shows all."""
-    for name, values in (("first", RISING_VALUES), ("second", TURNING_VALUES), ("third", RISING_VALUES[:9])):
-        add_running_run(tenant, name, values)
-    assert list(read_rows(visitor, shown=1)) == ["second"]
-    html = visitor.get("/runs/fleet", params={"shown": 1}).text
-    (show_all,) = re.findall(r'href="(/runs/fleet\?[^"]+)">Show all 3<', html)
-    assert "2 more are less likely" in html
-    assert set(read_rows(visitor, shown=3)) == {"first", "second", "third"}
-    assert not re.search(r">Show all \d+<", visitor.get(show_all).text)
 
 
 @SQLITE_ONLY
@@ -112,39 +88,3 @@ def test_fleet_escapes_run_names(visitor: httpx.Client, tenant: Tenant) -> None:
         add_running_run(tenant, name, RISING_VALUES[:3])
     assert set(read_rows(visitor)) == set(HOSTILE_NAMES)
     assert "<script>alert" not in visitor.get("/runs/fleet").text
-
-
-@SQLITE_ONLY
-def test_strip_starts_after_an_eval_change(visitor: httpx.Client, tenant: Tenant) -> None:
-    """Scores from before a changed eval are not shown, because they cannot be compared."""
-    run = add_running_run(tenant, "graded", TURNING_VALUES[:30])
-    assert '"0 0 30 1"' in read_rows(visitor)["graded"]
-    tenant.submit(run, EvalChanged(30, "a stricter grader", None, "trainer"))
-    points = tuple(PostedObservation("eval", step, 0.01 * step) for step in range(30, 34))
-    tenant.post_observations(run, points)
-    assert '"0 0 4 1"' in read_rows(visitor)["graded"]
-
-
-RUN_WITH_EVAL = replace(build_run(UUID(int=1)), metrics={"eval": {"role": "eval", "direction": "maximize"}})
-
-
-def test_fallen_cells_count_from_the_best_so_far() -> None:
-    """A cell counts as fallen against the best before it, not against a later one."""
-    rising = [Segment(step, value, value) for step, value in enumerate(RISING_VALUES)]
-    assert draw_strip(RUN_WITH_EVAL, rising).fallen == 0
-    turned = [Segment(step, value, value) for step, value in enumerate(TURNING_VALUES)]
-    strip = draw_strip(RUN_WITH_EVAL, turned)
-    assert 0 < strip.fallen < len(TURNING_VALUES) - 25
-
-
-@given(st.lists(st.tuples(FINITE, FINITE), max_size=CELLS))
-def test_strip_pieces_do_not_overlap(values: list[tuple[float, float]]) -> None:
-    """Whatever the numbers, the pieces lie in distinct cells, and the distance from the best is in range."""
-    strip = draw_strip(RUN_WITH_EVAL, [Segment(step, min(pair), max(pair)) for step, pair in enumerate(values)])
-    assert strip.cells == len(values)
-    pieces = [tuple(map(int, match)) for _, line in strip.lines for match in re.findall(r"M(\d+) \.5h(\d+)", line)]
-    covered = [cell for start, length in pieces for cell in range(start, start + length)]
-    assert len(covered) == len(set(covered)) == strip.fallen < max(1, strip.cells)
-    assert all(0 <= cell < strip.cells for cell in covered)
-    assert (strip.distance is None) == (not values)
-    assert strip.distance is None or 0 <= strip.distance <= FARTHEST

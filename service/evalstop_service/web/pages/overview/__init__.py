@@ -22,7 +22,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
-from evalstop_service.web.pages import formatting, precision, run_list
+from evalstop_service.web.pages import charts, formatting, precision
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
@@ -88,7 +88,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1], counts)
         queued = runs.load_runs(tx, overview.run_ids)
-        sparks = run_list.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
+        sparks = charts.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
     return render_page(
         "overview.html",
         visitor=visitor,

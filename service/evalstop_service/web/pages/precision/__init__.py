@@ -22,11 +22,10 @@ from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
-from evalstop_service.web.pages import forms
+from evalstop_service.web.pages import charts, forms
 from evalstop_service.web.pages.formatting import suggest_name
 from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.pages.run_list import draw_sparklines
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
@@ -217,7 +216,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
         shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
-        sparks = draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
+        sparks = charts.draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
         disagreed = Counter[RunOutcome | None]()
         if case_filter.detector and case_filter.silent:
             for count in cases.count_cases(tx, visitor.project.id, case_filter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -128,22 +128,11 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
     )
 
 
-def draw_sparklines(
-    tx: Transaction, runs: Sequence[Run], decided: Mapping[UUID, Decision]
-) -> dict[UUID, Sparkline | None]:
-    """The evals of these runs with the best checkpoint and the stop; None for a run without evals."""
-    segments = charts.load_eval_segments(tx, runs)
-    steps = {run_id: decision.step for run_id, decision in decided.items()}
-    return {
-        run.id: charts.draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs
-    }
-
-
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     stored = run_details.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
-    sparklines = draw_sparklines(tx, page_of_runs, decided)
+    sparklines = charts.draw_sparklines(tx, page_of_runs, decided)
     last_evals = charts.load_last_evals(tx, page_of_runs)
     return [
         Row(
