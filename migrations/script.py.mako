@@ -9,7 +9,6 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
-deploy = "before"  # before the new code is deployed, or "after" the last replica of the old code is gone
 
 
 def upgrade() -> None:

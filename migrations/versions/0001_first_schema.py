@@ -9,7 +9,6 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
-deploy = "before"
 
 PARTITIONS = 16
 

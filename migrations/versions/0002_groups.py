@@ -9,7 +9,6 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
-deploy = "before"
 
 ENDS_ATTEMPT = (
     "decisions.action <> 'exploit' AND"

@@ -163,14 +163,6 @@ def test_concurrent_migrations_succeed(empty_url: str) -> None:
     database.close()
 
 
-def test_migrate_command_applies_one_phase(empty_url: str) -> None:
-    """`evalstop migrate --phase` applies the migrations of one phase."""
-    for phase, expected in (("before", schema.needed_revision()), ("after", schema.head_revision())):
-        completed = run_migrate(empty_url, "--phase", phase)
-        assert (completed.returncode, completed.stderr) == (0, "")
-        assert completed.stdout.startswith(f"the schema is at {expected}")
-
-
 def test_decisions_and_their_history_survive_the_migration_of_groups(empty_database: Database) -> None:
     """A database of the first schema gets groups and keeps its decisions; an attempt still has only one."""
     schema.upgrade_schema(empty_database)

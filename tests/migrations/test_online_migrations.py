@@ -1,4 +1,4 @@
-"""Migrations in a running installation: their phases, and their locks beside other transactions."""
+"""Migrations in a running installation: their locks beside other transactions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.store.schema import Phase
 
 pytestmark = pytest.mark.real
 
@@ -26,7 +23,7 @@ DEADLINE_SECONDS = 60.0
 MIGRATION_TEMPLATE = """
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on, deploy = "{revision}", "{previous}", None, None, "{deploy}"
+revision, down_revision, branch_labels, depends_on = "{revision}", "{previous}", None, None
 
 
 def upgrade() -> None:
@@ -34,52 +31,42 @@ def upgrade() -> None:
 """
 
 
-def add_migration(folder: Path, revision: str, deploy: Phase, *statements: str) -> None:
+def add_migration(folder: Path, revision: str, *statements: str) -> None:
     """Write a migration that executes these statements and follows the last one."""
     lines = "\n    ".join(f"op.execute({statement!r})" for statement in statements)
     previous = schema.head_revision() if revision == "9001" else f"{int(revision) - 1}"
-    text = MIGRATION_TEMPLATE.format(revision=revision, previous=previous, deploy=deploy, statements=lines)
+    text = MIGRATION_TEMPLATE.format(revision=revision, previous=previous, statements=lines)
     (folder / "versions" / f"{revision}.py").write_text(text)
 
 
 @pytest.fixture
 def next_migrations(tmp_path: Path) -> Path:
-    """The folder of migrations with two more: one for before the deployment of new code, one for after it."""
+    """The folder of migrations with two more."""
     folder = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     add_migration(
         folder,
         "9001",
-        Phase.BEFORE,
         "ALTER TABLE projects ADD COLUMN added INTEGER",
         "ALTER TABLE runs ADD COLUMN added INTEGER",
     )
-    add_migration(folder, "9002", Phase.AFTER, "ALTER TABLE runs DROP COLUMN added")
+    add_migration(folder, "9002", "ALTER TABLE runs DROP COLUMN added")
     return folder
 
 
-def test_every_migration_has_a_phase() -> None:
-    """Every migration says whether it is applied before the new code starts or after the old code has stopped."""
-    config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
-    phases = [script.module.deploy for script in ScriptDirectory.from_config(config).walk_revisions()]
-    assert set(phases) <= {Phase.BEFORE.value, Phase.AFTER.value}
-
-
-def test_migrations_are_applied_in_two_phases(empty_database: Database, next_migrations: Path) -> None:
-    """The code runs on the schema of the first phase; the second brings it to head; a repetition changes nothing."""
-    assert not schema.is_served(schema.current_revision(empty_database), next_migrations)
+def test_code_runs_on_its_own_schema_and_on_later_ones(empty_database: Database, next_migrations: Path) -> None:
+    """An older schema is refused until it is migrated; a repetition changes nothing."""
     schema.upgrade_schema(empty_database)
     assert not schema.is_served(schema.current_revision(empty_database), next_migrations)
-    schema.upgrade_schema(empty_database, Phase.BEFORE, next_migrations)
-    assert schema.current_revision(empty_database) == schema.needed_revision(next_migrations) == "9001"
-    assert schema.is_served("9001", next_migrations)
-    schema.upgrade_schema(empty_database, folder=next_migrations)
-    assert schema.current_revision(empty_database) == schema.head_revision(next_migrations) == "9002"
-    schema.upgrade_schema(empty_database, Phase.BEFORE, next_migrations)
-    assert schema.current_revision(empty_database) == "9002"
-    assert schema.is_served("9002", next_migrations)
-    assert schema.is_served("9999", next_migrations)
+    for _ in range(2):
+        schema.upgrade_schema(empty_database, next_migrations)
+        assert schema.current_revision(empty_database) == schema.head_revision(next_migrations) == "9002"
+    assert [schema.is_served(revision, next_migrations) for revision in (None, "9001", "9002", "9999")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.fixture

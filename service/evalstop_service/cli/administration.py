@@ -14,18 +14,11 @@ from evalstop_service.projects.api_keys import COMMAND_LINE
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.keys import SCOPES
-from evalstop_service.store.schema import Phase
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
     """Add `migrate`, `secrets rotate`, `audit verify` and `admin key create`."""
-    migration = add(commands, "migrate", migrate)
-    migration.add_argument(
-        "--phase",
-        choices=[phase.value for phase in Phase],
-        default=Phase.ALL.value,
-        help="before: what the new release needs, while the old one runs; after: the rest, once the old one is gone",
-    )
+    add(commands, "migrate", migrate)
     add(_add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB"), "rotate", secrets_rotate)
     verifying = add(_add_group(commands, "audit", "Verify the audit log.", "VERB"), "verify", audit_verify)
     verifying.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
@@ -52,10 +45,10 @@ def _add_group(commands: Subcommands, name: str, text: str, metavar: str) -> Sub
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
-    """Migrate the schema of the database to this release, at once or in two phases."""
+    """Migrate the schema of the database to this release; the previous one still runs on it."""
     database = configuration.create_database(settings)
     before = schema.current_revision(database)
-    schema.upgrade_schema(database, Phase(options.phase))
+    schema.upgrade_schema(database)
     after = schema.current_revision(database)
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -29,27 +28,18 @@ _LOCK_TIMEOUT_SECONDS = 2  # statements queue behind a waiting migration, and no
 _TRIES = 100
 
 
-class Phase(StrEnum):
-    """Which migrations to apply: those the new code needs, those that require the old code to be gone, or both."""
-
-    BEFORE = "before"
-    AFTER = "after"
-    ALL = "all"
-
-
-def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATIONS) -> None:
-    """Apply all missing migrations of this phase, if any.
+def upgrade_schema(database: Database, folder: Path = MIGRATIONS) -> None:
+    """Apply all missing migrations, if any. The previous release still runs on the schema.
 
     SQLite: all in one transaction. PostgreSQL: one transaction for each migration, or several where the migration says
     so. Raises ServiceError if the database's encoding is not UTF-8, or its schema newer than this code.
     """
-    target = needed_revision(folder) if phase is Phase.BEFORE else head_revision(folder)
     with _hold_migration_lock(database) as connection:
         config = _create_config(folder)
         config.attributes.update(connection=connection, metadata=metadata)
         for tries_left in reversed(range(_TRIES)):
             try:
-                command.upgrade(config, target)  # which skips a target that is behind the current revision
+                command.upgrade(config, "head")
                 return
             except CommandError as error:
                 raise ServiceError(f"{error}; the schema was probably created by a newer EvalStop") from error
@@ -76,17 +66,10 @@ def head_revision(folder: Path = MIGRATIONS) -> str:
     return _list_revisions(folder)[-1].revision
 
 
-def needed_revision(folder: Path = MIGRATIONS) -> str:
-    """The oldest revision that this code runs on: later migrations may wait until the code is deployed."""
-    return [script for script in _list_revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
-
-
 def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
     """Whether this code runs on a schema at this revision; newer, unknown revisions are compatible by promise."""
-    revisions = [script.revision for script in _list_revisions(folder)]
-    return revision is not None and (
-        revision not in revisions or revisions.index(revision) >= revisions.index(needed_revision(folder))
-    )
+    earlier = [script.revision for script in _list_revisions(folder)[:-1]]
+    return revision is not None and revision not in earlier
 
 
 def require_schema(database: Database) -> None:
@@ -94,7 +77,7 @@ def require_schema(database: Database) -> None:
     revision = current_revision(database)
     if not is_served(revision):
         raise ServiceError(
-            f"the schema is at {revision or 'nothing'}, {needed_revision()} is needed; run `evalstop migrate` first"
+            f"the schema is at {revision or 'nothing'}, {head_revision()} is needed; run `evalstop migrate` first"
         )
 
 

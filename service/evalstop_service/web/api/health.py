@@ -148,7 +148,7 @@ def _check_connection(database: Database) -> None:
         raise Problem(
             503,
             ProblemKind.SCHEMA_TOO_OLD,
-            f"the schema is at {revision}, but {schema.needed_revision()} is required; run `evalstop migrate`",
+            f"the schema is at {revision}, but {schema.head_revision()} is required; run `evalstop migrate`",
         )
     with database.reading() as tx:
         schema.require_writing(tx)
