@@ -9,30 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from evalstop_detectors import DETECTORS, Detector
-from rich.console import Console
-from rich.table import Table
 
-from evalstop_lab.arguments import positive_number, rate, whole_number
-from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import (
-    Records,
-    Threshold,
-    calibrate_thresholds,
-    read_healthy_runs,
-    record_evidence,
-    record_run,
-)
+from evalstop_lab.arguments import positive_number, rate
+from evalstop_lab.backtest.command import read_history
+from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_evidence
+from evalstop_lab.calibrate.own_history import calibrate_policy
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options
-from evalstop_lab.report import format_interval, format_percent, list_versions, new_table, to_json_values
+from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import add_jobs_option, sweep
-from evalstop_lab.worlds.families import CALIBRATION, HELD_OUT, Group, list_families
-from evalstop_lab.worlds.world import REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
+from evalstop_lab.worlds.families import CALIBRATION, Group, list_families
+from evalstop_lab.worlds.world import add_planned_steps, draw_world, plan_worlds
 
 RATES = (0.01, 0.05)
 REMEMBERED = 50
@@ -46,16 +37,11 @@ HEALTHY = list_families(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
 EXAMPLES = """examples:
   evalstop-lab calibrate k_decline
-  evalstop-lab calibrate k_decline --params '{"min_delta": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
-  evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
-  evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 --output ours.json
+  evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05
+  evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 > ours.json
 
 With --false-stops the later evals of the runs of a SOURCE show whether each is healthy or turned. The threshold is
-calibrated on half of the healthy runs and evaluated on the others. --output writes a policy.
-
-A history has healthy runs in any format that `evalstop-lab replay` reads, such as JSON lines:
-  {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
-Runs that ended early are left out.
+calibrated on half of the healthy runs and evaluated on the others. A policy is printed.
 
 """
 
@@ -82,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of your healthy runs"
     )
     parser.add_argument(
-        "--detector", default="posterior", metavar="NAME", help="with --false-stops (default: posterior)"
+        "--detector", default="plateau_drop", metavar="NAME", help="with --false-stops (default: plateau_drop)"
     )
     parser.add_argument("--name", default="ours", help="name of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")
@@ -95,65 +81,57 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="shares of healthy runs to stop (default: 0.01 0.05)",
     )
     parser.add_argument("--runs", type=positive_number, default=2000, help="number of runs to simulate (default: 2000)")
-    parser.add_argument(
-        "--first-seed", type=whole_number, default=0, help="first seed of the simulated runs (default: 0)"
-    )
-    parser.add_argument(
-        "--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, instead of simulated ones"
-    )
     add_role_options(parser)
     parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="planned length of past runs")
     add_jobs_option(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the JSON object, or with --false-stops the policy, to this file",
-    )
-    parser.add_argument("--json", action="store_true", help="print the JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.false_stops is not None:
-        return own_history.run(args, _make_detector(args.detector, args.params))
-    if len(args.sources) > 1:
-        raise UnusableArguments("Give one detector, or past runs and --false-stops.")
-    detector = _make_detector(args.sources[0], args.params)
-    if args.history is not None:
-        runs = read_healthy_runs(args)
-        records = sweep(partial(record_run, detector), runs, f"calibrating {detector.name}", args.jobs)
-        data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
+    if args.false_stops is None:
+        if len(args.sources) > 1:
+            raise UnusableArguments("Give one detector, or past runs and --false-stops.")
+        detector = _make_detector(args.sources[0], args.params)
+        document = calibrate_on_worlds(detector, args.rates, args.runs, args.jobs)
     else:
-        if args.first_seed + args.runs > REPORTING_SEED:
-            raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
-        recipes = plan_worlds(args.runs, args.first_seed, HEALTHY)
-        records = record_worlds(detector, recipes, args.jobs)
-        data = {
-            "source": "worlds",
-            "runs": args.runs,
-            "first_seed": args.first_seed,
-            "families": list(HEALTHY),
-            "held_out": sorted(HELD_OUT),
-        }
-    kind, results = calibrate_thresholds(records, args.rates)
-    document = {
-        "detector": detector.name,
-        "params": msgspec.to_builtins(detector),
-        "kind": kind,
-        "thresholds": [_encode_threshold(item) for item in results],
-        "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
-        "data": data,
-        "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
-        "versions": list_versions(),
-    }
-    encoded = to_json_values(document)
-    if args.output is not None:
-        args.output.write_text(json.dumps(encoded, indent=2) + "\n", encoding="utf-8")
-    if args.json:
-        sys.stdout.write(json.dumps(encoded) + "\n")
-    else:
-        Console().print(_build_table(document))
+        detector = _make_detector(args.detector, args.params)
+        runs, _ = read_history(args)
+        found = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
+        document = found["policy"]
+        sys.stderr.writelines(f"{sentence}\n" for sentence in found["words"])
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
     return 0
+
+
+def calibrate_on_worlds(
+    detector: Detector[Any], rates: Sequence[float], runs: int, jobs: int, params: str | None = None
+) -> dict[str, Any]:
+    """The thresholds of the detector at these rates on simulated healthy runs, and how they were found, as JSON values.
+
+    `params`: its parameters in the command that finds the same; all of them by default.
+    """
+    records = record_worlds(detector, plan_worlds(runs, families=HEALTHY), jobs)
+    _, results = calibrate_thresholds(records, rates)
+    params = json.dumps(msgspec.to_builtins(detector)) if params is None else params
+    command = ["evalstop-lab", "calibrate", detector.name, "--params", params, "--runs", str(runs)]
+    document: dict[str, Any] = to_json_values(
+        {
+            "detector": detector.name,
+            "params": msgspec.to_builtins(detector),
+            "thresholds": [
+                {
+                    "rate": item.rate,
+                    "threshold": item.value,
+                    "interval": [item.low, item.high],
+                    "stopped": asdict(item.stopped),
+                }
+                for item in results
+            ],
+            "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
+            "data": {"source": "worlds", "runs": runs, "first_seed": 0},
+            "command": shlex.join([*command, "--rates", *map(str, rates)]),
+        }
+    )
+    return document
 
 
 def _make_detector(name: str, params: str) -> Detector[Any]:
@@ -167,36 +145,3 @@ def _make_detector(name: str, params: str) -> Detector[Any]:
     except (ValueError, msgspec.ValidationError) as error:
         raise UnusableArguments(f"--params: {error}; give a JSON object of parameters of {name}.") from error
     return detector
-
-
-def _encode_threshold(item: Threshold) -> dict[str, Any]:
-    return {
-        "rate": item.rate,
-        "threshold": item.value,
-        "interval": [item.low, item.high],
-        "stopped": asdict(item.stopped),
-    }
-
-
-def _build_table(document: dict[str, Any]) -> Table:
-    caption = f"{document['data']['runs']} healthy runs; evidence: {document['kind']}"
-    table = new_table(
-        f"thresholds of {document['detector']}",
-        "healthy runs stopped, at most",
-        "threshold",
-        "interval of the threshold",
-        "stopped in calibration",
-        "its interval, in %",
-        left=0,
-        caption=caption,
-    )
-    for row in document["thresholds"]:
-        stopped = row["stopped"]
-        table.add_row(
-            format_percent(row["rate"]),
-            "none strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
-            f"{row['interval'][0]:.4g} to {row['interval'][1]:.4g}",
-            f"{stopped['hits']} of {stopped['n']}",
-            format_interval(stopped["low"], stopped["high"], 2),
-        )
-    return table

@@ -6,9 +6,7 @@ threshold at the same step, so one pass over a run is enough for all thresholds.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,26 +14,9 @@ from typing import Any
 
 from evalstop_detectors import Detector, Kind, MetricRole, Observation
 
-from evalstop_lab.backtest.cases import explain_early_end, infer_early_stopping
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.runs import Run
-from evalstop_lab.replay.sources import read_settled_runs
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
-
-
-def read_healthy_runs(args: argparse.Namespace) -> list[Run]:
-    """The settled runs of the files of `--history`; raises UnreadableInput with file and line.
-
-    A run that ended early is left out: evidence that it might still have shown would be missing.
-    """
-    runs = read_settled_runs(args, args.history)
-    infer_early_stopping(runs)
-    complete = [run for run in runs if not explain_early_end(run)]
-    if ended_early := len(runs) - len(complete):
-        sys.stderr.write(
-            f"evalstop-lab: left out {ended_early:,} {'run' if ended_early == 1 else 'runs'} that ended early\n"
-        )
-    return complete
 
 
 @dataclass(frozen=True)

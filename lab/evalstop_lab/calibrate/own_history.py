@@ -6,11 +6,8 @@ part, and false stops are counted on the other. Right stops are counted on the t
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,14 +17,12 @@ import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
 from evalstop_service.domain.outcome import Turn, judge_decision, locate_turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
-from rich.console import Console
 
 from evalstop_lab.backtest.cases import assess_outcome
-from evalstop_lab.backtest.command import read_history
 from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_run
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.runs import Run
-from evalstop_lab.report import format_figure, format_percent, to_json_values
+from evalstop_lab.report import format_figure, format_percent
 from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
@@ -36,23 +31,6 @@ LEAST_RUNS = 10
 
 SUSPECT_TIMES = 5
 """A policy suspects at the threshold that stops this multiple of healthy runs."""
-
-
-def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
-    """Run `evalstop-lab calibrate SOURCE --false-stops SHARE`; return its exit code."""
-    runs, _ = read_history(args)
-    document = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
-    if args.output is not None:
-        args.output.write_text(json.dumps(document["policy"], indent=2) + "\n", encoding="utf-8")
-    if args.json:
-        sys.stdout.write(json.dumps(to_json_values(document)) + "\n")
-    else:
-        console = Console(soft_wrap=True, highlight=False)
-        for sentence in document["words"]:
-            console.print(sentence, markup=False)
-        if args.output is None:
-            console.print(json.dumps(document["policy"], indent=2), markup=False)
-    return 0
 
 
 def calibrate_policy(

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import joblib
+import msgspec
+from evalstop_detectors import DETECTORS, Detector
 from evalstop_detectors.policy import shipped
 from evalstop_detectors.policy.calibration import SHIPPED_FILE
 
-from evalstop_lab import cli
 from evalstop_lab.arguments import positive_number
+from evalstop_lab.calibrate.command import calibrate_on_worlds
 
 _RATES = (0.01, 0.05, 0.1)
 
@@ -38,28 +39,16 @@ def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str,
 
 
 def write_calibrations(path: Path, calibrations: Iterable[dict[str, Any]]) -> None:
-    lines = ",\n".join(json.dumps(_select_kept(item)) for item in calibrations)
+    lines = ",\n".join(map(json.dumps, calibrations))
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _select_kept(calibration: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
-        key: calibration[key] for key in ("detector", "params", "thresholds", "highest_of_first", "data", "command")
-    }
-    levels = [{key: level[key] for key in ("rate", "threshold")} for level in kept["thresholds"]]
-    data = {key: kept["data"][key] for key in ("source", "runs", "first_seed")}
-    return kept | {"thresholds": levels, "data": data}
-
-
-def run_calibration(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
-    """Run `evalstop-lab calibrate` on simulated runs and return its result."""
-    command = ["calibrate", detector, "--params", params, "--runs", str(runs), "--rates", *map(str, rates)]
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "calibration.json"
-        if code := cli.main([*command, "--output", str(output)]):
-            sys.exit(code)
-        calibration: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    return calibration | {"command": "evalstop-lab " + shlex.join(command)}
+def run_calibration(name: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
+    """What is shipped of a calibration on simulated runs."""
+    detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
+    calibration = calibrate_on_worlds(detector, rates, runs, joblib.cpu_count(), params)
+    levels = [{key: level[key] for key in ("rate", "threshold")} for level in calibration["thresholds"]]
+    return calibration | {"thresholds": levels}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,12 +26,15 @@ def test_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.Cap
     families = ("plateau", "stairs", "gao_rl")
     rows = [row for seed in range(60) for row in draw_world(families[seed % 3], seed, length=40).rows()]
     log, file = write_jsonl(tmp_path / "runs.jsonl", rows), tmp_path / "ours.json"
-    arguments = ["calibrate", str(log), "--false-stops", "0.1", "--detector", "k_below_best", "--jobs", "1", "--json"]
-    assert main([*arguments, "--output", str(file)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert json.loads(file.read_text()) == document["policy"]
+    arguments = ["calibrate", str(log), "--false-stops", "0.1", "--detector", "k_below_best", "--jobs", "1"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    file.write_text(printed.out)
     runs = read_runs([log])
     runs.settle()
+    document = calibrate_policy(list(runs.by_name.values()), KBelowBest(), 0.1, 1)
+    assert json.loads(printed.out) == document["policy"]
+    assert all(sentence in printed.err for sentence in document["words"])
     healthy = [run for run in runs.by_name.values() if assess_run(run.scores()).run_outcome is RunOutcome.HEALTHY]
     assert document["healthy"] == len(healthy) == document["calibrated_on"] + document["reported_on"]
     for calibrating, most in ((True, 0.1 * document["calibrated_on"]), (False, document["false_stops"]["hits"])):
