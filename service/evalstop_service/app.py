@@ -61,9 +61,9 @@ from evalstop_service.web.api import (
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.json_body import API, name_operation
-from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies, create_identify
+from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies, create_identify
 from evalstop_service.web.context import Context
-from evalstop_service.web.limits import MAX_BODY_BYTES, Entrance, Limits
+from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SubPath
@@ -170,34 +170,31 @@ def _create_context(
 def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics) -> None:
     """Add the middleware, the last one first."""
     context: Context = app.state.context
-    held_bodies = HeldBodies(MAX_BODY_BYTES)
+    held_bodies = HeldBodies()
     app.add_middleware(
         BodyLimit,
-        max_bytes=MAX_BODY_BYTES,
         held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
-        report_refused_veto=listener.report_failure,
         compressible=[f"{API}{observations.PATH_OF_MANY}"],
         streamed_below=(UPLOADS,),
         refusal=_refusal,
     )
     ingest_endpoint = IngestEndpoint(
-        HeadRequests(app.behind),
+        app.behind,
         context.committer,
         context.key_cache,
         context.clock,
         partial(tell_trainer, context.database, context.clock),
         partial(offer_exploit, context.database, context.clock),
-        MAX_BODY_BYTES,
         held_bodies.known,
         context.limits.processor,
     )
-    entrance = Entrance(ingest_endpoint, context.limits, context.key_cache)
+    entrance = Entrance(ingest_endpoint, context.limits)
     addressed: ASGIApp = entrance
     if settings.trusted_proxies:
         addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
     logged = RequestLog(addressed, service_metrics, settings.access_log)
-    app.front = HearVetoes(logged, listener.hearing, context.clock)
+    app.front = HearVetoes(HeadRequests(logged), listener, context.clock)
     if path := urlsplit(settings.public_url or "").path.rstrip("/"):
         app.front = SubPath(app.front, path)
 

@@ -16,16 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database, Work
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.limits import Entrance, Limits, Places
-from evalstop_service.web.processor import (
-    ACTIVE_SECONDS,
-    AT_ONCE,
-    LONG_SECONDS,
-    QUIET_SECONDS,
-    ROUTE_MS,
-    TURN_SECONDS,
-    Processor,
-)
+from evalstop_service.web.limits import ACTIVE_SECONDS, ROUTE_MS, Lane, Places, Processor
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
@@ -59,23 +50,24 @@ class Loop:
     cpu_seconds: float = 0.0
     delayed: int = 0
     limit: RateLimit | None = None
-    heavy: RateLimit | None = None
 
     def __post_init__(self) -> None:
-        self.processor = Processor(self.count, self.limit, self.heavy, lambda: self.now, lambda: self.cpu_seconds)
+        self.processor = Processor(self.count, self.limit, lambda: self.now, lambda: self.cpu_seconds)
 
     def count(self) -> None:
         self.delayed += 1
 
     def send(self, key: Work, milliseconds: float) -> None:
         """A request of this key that takes so much CPU time."""
-        request = asyncio.run(self.processor.begin(key, is_post=True))
+        asyncio.run(self.processor.wait_for_share(key))
+        began = self.processor.begin_post(key)
         self.advance(milliseconds)
-        self.processor.end(request)
+        self.processor.end_post(key, began)
 
     def send_other(self, sender: Work) -> None:
         """A request of this sender to another part of the app."""
-        self.processor.end(asyncio.run(self.processor.begin(sender)))
+        asyncio.run(self.processor.wait_for_share(sender))
+        self.processor.charge(sender, ROUTE_MS)
 
     def advance(self, milliseconds: float) -> None:
         """Advance the clock and the CPU time."""
@@ -118,63 +110,13 @@ def test_waiting_for_the_database_is_not_charged() -> None:
     """A key is charged for CPU time of the loop, not for the duration of its requests."""
     loop = Loop()
     loop.send_other(OTHER)
-    request = asyncio.run(loop.processor.begin(BUSY, is_post=True))
-    assert request is not None
+    asyncio.run(loop.processor.wait_for_share(BUSY))
+    began = loop.processor.begin_post(BUSY)
+    assert began is not None
     loop.now += 60.0
-    loop.processor.end(request)
+    loop.processor.end_post(BUSY, began)
     loop.send_other(OTHER)
     assert loop.processor.find_wait(BUSY) == 0
-
-
-async def begins_at_once(processor: Processor) -> bool:
-    """Whether a request of BUSY begins without a wait."""
-    begun = asyncio.create_task(processor.begin(BUSY, is_post=True))
-    await asyncio.sleep(0)
-    is_begun = begun.done()
-    begun.cancel()
-    await asyncio.gather(begun, return_exceptions=True)
-    return is_begun
-
-
-@pytest.mark.parametrize(("used_ms", "waits"), [(5.0, False), (15.0, True)])
-def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: bool) -> None:
-    """A heavy key's request begins shortly after the other sender's has ended; a light key's begins at once."""
-    loop = Loop(limit=RecordedCharges())
-    loop.send_other(OTHER)
-    loop.send(BUSY, used_ms)
-
-    async def begin() -> bool:
-        request = await loop.processor.begin(OTHER)
-        begun = asyncio.create_task(loop.processor.begin(BUSY, is_post=True))
-        await asyncio.sleep(0)
-        waited = not begun.done()
-        loop.processor.end(request)
-        loop.now += QUIET_SECONDS
-        await begun
-        return waited
-
-    assert asyncio.run(begin()) == waits
-    assert loop.delayed == waits
-
-
-def test_other_request_of_a_heavy_key_waits_but_a_decision_does_not() -> None:
-    """Requests other than posts of observations wait for others in the same way, and are counted; vetoes are not held
-    up by what their key has posted, only by a flood of decisions."""
-    loop = Loop(limit=RecordedCharges())
-    loop.send_other(OTHER)
-    loop.send(BUSY, 15.0)
-    loop.send_other(OTHER)
-
-    async def begin() -> None:
-        begun = asyncio.create_task(loop.processor.begin(BUSY))
-        await asyncio.sleep(0)
-        assert not begun.done()
-        loop.now += QUIET_SECONDS
-        await begun
-        await asyncio.wait_for(loop.processor.begin(BUSY._replace(is_decision=True)), 1.0)
-
-    asyncio.run(begin())
-    assert loop.delayed == 1
 
 
 def test_decisions_and_projects_have_accounts_of_their_own() -> None:
@@ -192,108 +134,47 @@ def test_decisions_and_projects_have_accounts_of_their_own() -> None:
     assert loop.processor.find_wait(veto) > 0
 
 
-def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() -> None:
-    """A quarter of the waiting requests begins in each turn, the first ones first; a cancelled one keeps its place."""
-    loop = Loop(limit=RecordedCharges())
+def test_few_requests_of_a_sender_go_on_at_once_when_its_debt_is_paid() -> None:
+    """Those that waited together go on one after the other, each once it has a thread and what the last one used is
+    paid; a veto of the same key goes on meanwhile."""
+    loop = Loop()
     loop.send_other(OTHER)
-    loop.send(BUSY, 15.0)
-
-    async def begin() -> None:
-        begun = [asyncio.create_task(loop.processor.begin(BUSY, is_post=True)) for _ in range(9)]
-        await asyncio.sleep(QUIET_SECONDS / 2)  # all of them wait now
-        begun[1].cancel()
-        for count in (3, 5, 6, 7, 8, 9):
-            await loop.processor.begin(OTHER)
-            loop.now += TURN_SECONDS
-            await begun[count - 1]
-            assert [task.done() for task in begun] == [True] * count + [False] * (9 - count)
-
-    asyncio.run(begin())
-
-
-def test_few_requests_of_heavy_keys_compute_at_once() -> None:
-    """A veto finds no more than a few of them before it, in whatever number they arrive; posts share a commit."""
-    loop = Loop(limit=RecordedCharges())
+    loop.processor.charge(BUSY, 100.0)
     loop.send_other(OTHER)
-    loop.send(BUSY, 50.0)
-    loop.now += 2 * QUIET_SECONDS
 
-    async def begin() -> None:
-        begun = [asyncio.create_task(loop.processor.begin(BUSY)) for _ in range(AT_ONCE + 2)]
-        requests = await asyncio.gather(*begun[:AT_ONCE])
-        await asyncio.wait_for(loop.processor.begin(BUSY, is_post=True), 1.0)
-        await asyncio.sleep(2 * QUIET_SECONDS)  # in which it has looked twice whether another one may begin
-        assert not begun[AT_ONCE].done()
-        loop.processor.end(requests[0])
-        await begun[AT_ONCE]
-        assert not begun[AT_ONCE + 1].done()
-        loop.now += LONG_SECONDS  # those in progress wait for something themselves
-        await begun[AT_ONCE + 1]
+    async def call() -> None:
+        lane = Lane(4, loop.processor)
+        calls = [asyncio.create_task(lane.run(BUSY, lambda: loop.processor.charge(BUSY, 100.0))) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        await asyncio.wait_for(lane.run(BUSY._replace(is_decision=True, key="veto"), lambda: None), 1.0)
+        assert not any(task.done() for task in calls)
+        loop.now += loop.processor.find_wait(BUSY)
+        await asyncio.wait_for(calls[0], 5.0)
+        await asyncio.sleep(0.02)
+        assert not calls[1].done()
+        loop.now += ACTIVE_SECONDS
+        await calls[1]
 
-    asyncio.run(begin())
-
-
-def test_few_decisions_of_a_heavy_key_compute_at_once() -> None:
-    """Who floods with vetoes holds up no other veto, and waits for nobody else's requests."""
-    veto, loop = BUSY._replace(is_decision=True), Loop(limit=RecordedCharges())
-    loop.send_other(OTHER)
-    loop.processor.charge(veto, 50.0)
-
-    async def begin() -> None:
-        begun = [asyncio.create_task(loop.processor.begin(veto)) for _ in range(AT_ONCE + 1)]
-        requests = await asyncio.gather(*begun[:AT_ONCE])
-        await asyncio.wait_for(loop.processor.begin(OTHER._replace(is_decision=True)), 1.0)
-        await asyncio.sleep(2 * QUIET_SECONDS)  # in which it has looked twice whether another one may begin
-        assert not begun[AT_ONCE].done()
-        loop.processor.end(requests[0])
-        await begun[AT_ONCE]
-
-    asyncio.run(begin())
-
-
-def test_heavy_key_does_not_wait_for_an_open_page() -> None:
-    """A request that has been in progress for long is taken to wait for something itself."""
-    loop = Loop(limit=RecordedCharges())
-    loop.send_other(OTHER)
-    loop.send(BUSY, 50.0)
-
-    async def begin() -> tuple[bool, bool]:
-        await loop.processor.begin(OTHER)
-        at_once = await begins_at_once(loop.processor)
-        loop.now += LONG_SECONDS
-        return at_once, await begins_at_once(loop.processor)
-
-    assert asyncio.run(begin()) == (False, True)
-
-
-def test_heavy_keys_do_not_wait_for_each_other() -> None:
-    """Between heavy keys, only the limit of half of the time counts."""
-    loop = Loop(limit=RecordedCharges())
-    for key in (OTHER, BUSY, OTHER):
-        loop.send(key, 15.0)
-    loop.now += QUIET_SECONDS
-
-    async def begin() -> bool:
-        await loop.processor.begin(OTHER)
-        return await begins_at_once(loop.processor)
-
-    assert asyncio.run(begin())
+    asyncio.run(call())
 
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
 def test_overlapping_requests_are_charged_once(steps: list[tuple[Work, float]]) -> None:
     """The charges add up to the CPU time of the loop, however requests overlap."""
     charges = RecordedCharges()
-    loop = Loop(limit=charges, heavy=RecordedCharges())
+    loop = Loop(limit=charges)
 
     async def overlap() -> None:
-        requests = []
+        posts = []
         for key, milliseconds in steps:
-            loop.processor.end(await loop.processor.begin(BUSY if key == OTHER else OTHER))
-            requests.append(await loop.processor.begin(key, is_post=True))
+            other = BUSY if key == OTHER else OTHER
+            await loop.processor.wait_for_share(other)
+            loop.processor.charge(other, ROUTE_MS)
+            await loop.processor.wait_for_share(key)
+            posts.append((key, loop.processor.begin_post(key)))
             loop.advance(milliseconds)
-        for request in requests:
-            loop.processor.end(request)
+        for key, began in posts:
+            loop.processor.end_post(key, began)
 
     asyncio.run(overlap())
     routes = ROUTE_MS * (len(steps) - 1)  # the first is not charged: nobody else was active
@@ -314,7 +195,6 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
         utc_now,
         lambda _: False,
         lambda _: None,
-        10**6,
         POOL,
         loop.processor,
     )
@@ -356,42 +236,3 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
 async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
     """The app behind the endpoint, which must not be called."""
     raise AssertionError(scope["path"])
-
-
-def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_database: Database) -> None:
-    """A forged cookie delays nobody; one that was recently found valid does."""
-    heavy = RateLimit(Rate(burst=1.0, per_second=1e-9))
-    loop, limits = Loop(heavy=heavy), Limits()
-    heavy.charge(("key", False, BUSY.key), 1000.0)
-    limits.sessions.add("evs_valid", OTHER.key, OTHER.project)
-    delays = []
-
-    async def count_delays(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        before = loop.delayed
-        begun = asyncio.create_task(loop.processor.begin(BUSY))
-        await asyncio.sleep(0)
-        delays.append(loop.delayed - before)
-        if begun.done():
-            loop.processor.end(begun.result())
-        begun.cancel()
-        await asyncio.gather(begun, return_exceptions=True)
-
-    committer = cast(Committer, FakeCommitter(set()))
-    key_cache = KeyCache(embedded_database, 60.0)
-    endpoint = IngestEndpoint(
-        *(count_delays, committer, key_cache, utc_now, lambda _: False, lambda _: None, 10**6, POOL, loop.processor)
-    )
-    entrance = Entrance(endpoint, limits, key_cache)
-
-    async def visit() -> None:
-        for cookie in (
-            b"evalstop_session=forged",
-            b"evalstop_session=",
-            b"\x00=;=",
-            b"a=b; evalstop_session=evs_valid",
-        ):
-            scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"cookie", cookie)]}
-            await entrance(scope, None, None)  # type: ignore[arg-type]
-
-    asyncio.run(visit())
-    assert delays == [0, 0, 0, 1]

@@ -2,7 +2,7 @@
 
 A sender is a key in its project, or who signed in with a session; an address until it is known. No project uses more
 than half of anything, however many keys it has. Whoever is over a limit gets TooOften with the seconds to wait, or
-waits for a thread or for the processor. Decisions have a lane of their own: see `is_decision_path`.
+waits for its share of the threads and of the processor. Decisions have a lane of their own: see `is_decision_path`.
 
 | limit | of | in all | a key | a project |
 |---|---|---|---|---|
@@ -13,13 +13,13 @@ waits for a thread or for the processor. Decisions have a lane of their own: see
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
 | processor | of the event loop and of threads, while others send requests | | half | half |
-| bodies | bytes of arriving bodies, in the pools of `web.body_limit` | 100 MiB | a quarter of a pool | half of a pool |
+| bodies | bytes of arriving bodies, in the pools of `web.body` | 80 MiB | a quarter of a pool | half of a pool |
 | edits | processor time to judge runs anew: `ingest.costs` | | a tenth | a fifth |
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import re
 import threading
 import time
@@ -27,21 +27,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
-from cachetools import TTLCache
-from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evalstop_service.errors import Overloaded, TooOften
-from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import WORK, Work
-from evalstop_service.web.processor import Processor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,8 +53,17 @@ AUTHENTICATION_THREADS = 4
 
 COSTLY, COSTLY_OF_PROJECT = Rate(burst=30, per_second=0.5), Rate(burst=60, per_second=1.0)
 
-SEARCH_COST, SEARCH_COST_PER_SECOND = 0.25, 2.0
-"""What a search counts for, as a share of a costly request, and what each second that it takes adds."""
+SEARCH_COST = 0.25
+"""What a search counts for, as a share of a costly request."""
+
+HALF = Rate(burst=10, per_second=500)
+"""Milliseconds of processor time, for each key and for each project."""
+
+ROUTE_MS = 2.0
+"""The time of the event loop that a request to a route costs, beside that of its threads."""
+
+ACTIVE_SECONDS = 1.0
+"""How long a sender counts as active after a request."""
 
 SIGN_IN = "/login"
 
@@ -127,13 +133,13 @@ class Places:
                     del self._held[holder]
 
     @contextmanager
-    def hold(self, sender: Work) -> Iterator[None]:
-        """Hold one until the block ends; raises the errors of `take`."""
-        self.take(sender)
+    def hold(self, sender: Work, count: int = 1) -> Iterator[None]:
+        """Hold so many until the block ends; raises the errors of `take`."""
+        self.take(sender, count)
         try:
             yield
         finally:
-            self.release(sender)
+            self.release(sender, count)
 
     def _shares(self, sender: Work) -> list[tuple[Hashable, int]]:
         shares: list[tuple[Hashable, int]] = [(("key", sender.key), self.of_key), (None, self.most)]
@@ -142,19 +148,120 @@ class Places:
         return shares
 
 
+class _Activity:
+    """When somebody else than a sender was last active."""
+
+    def __init__(self) -> None:
+        self._latest: Hashable = None
+        self._latest_at = self._other_at = -ACTIVE_SECONDS
+
+    def note(self, sender: Hashable, now: float) -> None:
+        if sender != self._latest:
+            self._latest, self._other_at = sender, self._latest_at
+        self._latest_at = now
+
+    def has_others(self, sender: Hashable, now: float) -> bool:
+        return now - (self._latest_at if sender != self._latest else self._other_at) < ACTIVE_SECONDS
+
+
+class Processor:
+    """Shares one interpreter, its event loop and its threads, between the senders: a key or a project that has used
+    more than half of the time waits for as long as its debt before it goes on. While nobody else sends requests,
+    nothing is counted. Decisions have accounts of their own: a veto does not wait for what its key has posted.
+
+    Posts of observations are charged by processor sharing: while n of them are in progress, each costs one n-th of the
+    time that the loop's thread computes. Any other request costs `ROUTE_MS`, and the time of its threads. Waiting for
+    the database costs nothing. All methods are called on the event loop; `delayed` is called for each delayed request.
+    """
+
+    def __init__(
+        self,
+        delayed: Callable[[], object] = lambda: None,
+        limit: RateLimit | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        thread_time: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._delayed, self._limit = delayed, limit or RateLimit(HALF, monotonic)
+        self._monotonic, self._thread_time = monotonic, thread_time
+        self._keys, self._projects = _Activity(), _Activity()
+        self._posts = 0  # posts in progress that are charged
+        self._post_ms = 0.0  # a clock: milliseconds that one post in progress has cost so far
+        self._computed = 0.0  # the thread's time when the clock was last read
+
+    async def wait_for_share(self, sender: Work) -> None:
+        """Wait until this sender has no debt."""
+        if sender.project is None:  # unknown, or a key to the installation
+            return
+        now = self._monotonic()
+        self._keys.note(sender.key, now)
+        self._projects.note(sender.project, now)
+        wait = self.find_wait(sender)
+        if wait:
+            self._delayed()
+        while wait:
+            await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
+            wait = self.find_wait(sender)
+
+    def begin_post(self, sender: Work) -> float | None:
+        """Begin to count the time of a post; returns what `end_post` needs, None if nobody else is active."""
+        if not self._keys.has_others(sender.key, self._monotonic()):
+            return None
+        began = self._read_post_clock()
+        self._posts += 1
+        return began
+
+    def end_post(self, sender: Work, began: float | None) -> None:
+        """Charge the sender for a post."""
+        if began is not None:
+            milliseconds = self._read_post_clock() - began
+            self._posts -= 1
+            self._charge(sender, milliseconds)
+
+    def charge(self, sender: Work, milliseconds: float) -> None:
+        """Charge a sender for time that it has used, unless nobody else is active."""
+        if sender.project is not None and self._keys.has_others(sender.key, self._monotonic()):
+            self._charge(sender, milliseconds)
+
+    def find_wait(self, sender: Work) -> float:
+        """The seconds until this sender has paid its debt; 0 while nobody else is active."""
+        now, of_key, of_project = self._monotonic(), *find_accounts(sender)
+        waits_for_keys = self._limit.find_wait(of_key) if self._keys.has_others(sender.key, now) else 0.0
+        others = self._projects.has_others(sender.project, now)
+        return max(waits_for_keys, self._limit.find_wait(of_project) if others else 0.0)
+
+    def _charge(self, sender: Work, milliseconds: float) -> None:
+        of_key, of_project = find_accounts(sender)
+        self._limit.charge(of_key, milliseconds)
+        if self._projects.has_others(sender.project, self._monotonic()):
+            self._limit.charge(of_project, milliseconds)
+
+    def _read_post_clock(self) -> float:
+        computed = self._thread_time()
+        if self._posts:
+            self._post_ms += 1000 * (computed - self._computed) / self._posts
+        self._computed = computed
+        return self._post_ms
+
+
+def find_accounts(sender: Work) -> tuple[Hashable, Hashable]:
+    """The accounts of a sender's key and of its project; those of decisions are their own."""
+    return ("key", sender.is_decision, sender.key), ("project", sender.is_decision, sender.project)
+
+
 class Lane:
     """Threads for one kind of requests: one project uses at most half of them, one key a quarter. Others wait."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = CapacityLimiter(threads)
+    def __init__(self, threads: int, processor: Processor) -> None:
+        self._threads, self._processor = CapacityLimiter(threads), processor
         self._of_project, self._of_key = max(1, threads // 2), max(1, threads // 4)
         self._shares: WeakValueDictionary[Hashable, CapacityLimiter] = WeakValueDictionary()
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """Call a function in a thread, for the key and the project of the current `WORK`."""
-        work = WORK.get()
-        async with self._share("key", work.key, self._of_key), self._share("project", work.project, self._of_project):
-            return await to_thread.run_sync(function, limiter=self._threads)
+    async def run(self, work: Work, function: Callable[[], T]) -> T:
+        """Call a function in a thread, for this key and project."""
+        async with self._share("key", work.key, self._of_key):
+            await self._processor.wait_for_share(work)  # here, so that few go on at once when the debt is paid
+            async with self._share("project", work.project, self._of_project):
+                return await to_thread.run_sync(function, limiter=self._threads)
 
     def _share(self, kind: str, sender: Hashable, most: int) -> CapacityLimiter:
         # The dictionary forgets a sender when none of its requests holds or awaits the limiter.
@@ -178,10 +285,9 @@ class Limits:
         self.pulls = Places("pulls", most=200, of_key=100, of_project=100, refused=refused)
         self._costly, self._costly_of_project = RateLimit(COSTLY), RateLimit(COSTLY_OF_PROJECT)
         self.processor = Processor(delayed)
-        self._ordinary, self._decisions = Lane(threads), Lane(DECISION_THREADS)
+        self._ordinary, self._decisions = (Lane(count, self.processor) for count in (threads, DECISION_THREADS))
         self._authentication = CapacityLimiter(AUTHENTICATION_THREADS)
         self._authentication_of_decisions = CapacityLimiter(AUTHENTICATION_THREADS)
-        self.sessions = RecentSessions()
 
     @property
     def authentication(self) -> CapacityLimiter:
@@ -199,18 +305,6 @@ class Limits:
             self.count_refused("costly")
             raise TooOften("too many costly requests; wait before you send another", wait)
 
-    @contextmanager
-    def spend_on_search(self) -> Iterator[None]:
-        """Count a search as a costly request, by the time that it takes; raises TooOften when there were too many."""
-        self.spend_costly(SEARCH_COST)
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            cost = SEARCH_COST_PER_SECOND * (time.monotonic() - begun)
-            self._costly.charge(WORK.get().key, cost)
-            self._costly_of_project.charge(WORK.get().project, cost)
-
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in a thread of the current request's lane, and charge its sender for the processor time."""
         sender, seconds = WORK.get(), 0.0
@@ -224,84 +318,40 @@ class Limits:
                 seconds = time.thread_time() - started
 
         try:
-            return await (self._decisions if sender.is_decision else self._ordinary).run(run)
+            return await (self._decisions if sender.is_decision else self._ordinary).run(sender, run)
         finally:
             self.processor.charge(sender, seconds * 1000)
-
-
-class RecentSessions:
-    """Who sent the cookies that were recently found valid, so that they are known without reading the database.
-
-    Thread-safe. Holds digests, not the secrets of sessions.
-    """
-
-    def __init__(self) -> None:
-        self._senders: TTLCache[bytes, Work] = TTLCache(maxsize=10_000, ttl=300.0)
-        self._lock = threading.Lock()
-
-    def add(self, cookie: str, key: Hashable, project: Hashable) -> None:
-        """Remember the cookie of a session that was found valid."""
-        with self._lock:
-            self._senders[_digest(cookie)] = Work(key, project)
-
-    def find(self, header: bytes) -> Work | None:
-        """Who sent such a cookie in a header `Cookie`."""
-        digests = [_digest(value) for value in cookie_parser(header.decode("latin-1")).values()]
-        with self._lock:
-            return next((sender for digest in digests if (sender := self._senders.get(digest)) is not None), None)
-
-
-def _digest(cookie: str) -> bytes:
-    return hashlib.sha256(cookie.encode("utf-8", "surrogatepass")).digest()
 
 
 LIMITS: ContextVar[Limits] = ContextVar("limits")
 """The limits of the app that answers the current request."""
 
-KNOWN_KEY = "evalstop_key"
-"""The name in a request's scope of the cached key of its last header `Authorization`."""
-
 HELD: ContextVar[list[tuple[Places, Work]]] = ContextVar("held")
 """The places that the current request holds until it is answered; a FastAPI dependency that yields costs more."""
 
 
+@dataclass(frozen=True)
 class Entrance:
-    """ASGI middleware: finds the lane and the sender of a request, if it is known without reading the database.
+    """ASGI middleware: finds the lane of a request, whose sender is its address until it is known, and releases what it
+    holds after the answer."""
 
-    1. `WORK`: a path of decisions has its lane; the sender is its address until it is known.
-    2. What the request holds is released after the answer.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits, key_cache: KeyCache) -> None:
-        self._app, self._limits, self._key_cache = app, limits, key_cache
+    app: ASGIApp
+    limits: Limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         path, client = scope["path"], scope.get("client")
-        sender = self._find_sender(scope) or Work(client[0] if client else "")
-        if path == SIGN_IN or is_decision_path(path):
-            sender = sender._replace(is_decision=True)
-        WORK.set(sender)
-        LIMITS.set(self._limits)
+        WORK.set(Work(client[0] if client else "", None, path == SIGN_IN or is_decision_path(path)))
+        LIMITS.set(self.limits)
         held: list[tuple[Places, Work]] = []
         HELD.set(held)
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
             for places, holder in held:
                 places.release(holder)
-
-    def _find_sender(self, scope: Scope) -> Work | None:
-        sender = None
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                key = scope[KNOWN_KEY] = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
-                sender = sender if key is None else Work(key.id, key.project_id)
-            elif name == b"cookie" and sender is None:
-                sender = self._limits.sessions.find(value)
-        return sender
 
 
 def set_sender(key: Hashable, project: Hashable) -> None:

@@ -16,7 +16,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 
 access = logging.getLogger("evalstop_service.access")
 
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 ELSEWHERE = "(none)"
 """The route label of unmatched requests: callers choose their paths, and each path would become a series."""
 
@@ -146,28 +146,12 @@ class SubPath:
 class HeadRequests:
     """ASGI middleware: answers HEAD as GET without its body (RFC 9110, section 9.3.2), for probes and link checkers.
 
-    Passes the request to the app as GET, and reports a disconnect once the answer has started. This ends
-    streams that would otherwise last for hours.
+    uvicorn, whose scope keeps the method, sends no body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def receiving() -> Message:
-            return {"type": "http.disconnect"} if started else await receive()
-
-        async def head(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started, scope["method"] = True, "HEAD"  # the method for metrics and logs
-                await send(message)
-                await send({"type": "http.response.body", "body": b""})
-
-        scope["method"] = "GET"
-        await self._app(scope, receiving, head)
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar
@@ -28,13 +29,11 @@ from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store.database import WORK
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web import problems
 from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
-from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender
-from evalstop_service.web.processor import Processor
+from evalstop_service.web.limits import MAX_BODY_BYTES, ROUTE_MS, Places, Processor, in_thread, set_sender
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
@@ -53,8 +52,8 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 @dataclass(frozen=True, eq=False)
 class IngestEndpoint:
-    """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
-    arrive in chunks, `processor` limits the time of a sender."""
+    """ASGI middleware in front of the app; `pool` counts bodies that arrive in parts, `processor` limits the time of a
+    sender."""
 
     path: ClassVar = "/api/v1/runs/{run_id}/observations"
 
@@ -64,21 +63,19 @@ class IngestEndpoint:
     clock: Clock
     tell_trainer: Callable[[Decision], bool]
     offer_exploit: Callable[[Run], Exploit | None]
-    max_bytes: int
     pool: Places
     processor: Processor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        secret = self._find_secret(scope) if path is not None else None
-        if path is None or secret is None:
+        sent = _read_headers(scope) if path is not None else None
+        if path is None or sent is None:
             await self._pass_on(scope, receive, send)
             return
+        secret, length = sent
         try:
             client = scope.get("client")
-            key = scope.get(KNOWN_KEY) or await self.key_cache.authenticate_in_thread(
-                secret, client[0] if client else ""
-            )
+            key = await self.key_cache.authenticate_in_thread(secret, client[0] if client else "")
         except Exception as error:
             await _answer_error(error, scope, receive, send)
             return
@@ -88,27 +85,28 @@ class IngestEndpoint:
             or key.networks  # the route compares them with the address
             or not ("ingest" in key.scopes or "admin" in key.scopes)
         ):
-            await self.app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
-        if scope.get(KNOWN_KEY) is None:
-            set_sender(key.id, key.project_id)
-        request = await self.processor.begin(WORK.get(), is_post=True)
+        set_sender(key.id, key.project_id)
+        sender = WORK.get()
+        await self.processor.wait_for_share(sender)
+        began = self.processor.begin_post(sender)
         try:
-            await self._answer_request(scope, receive, send, key, key.project_id, path[1])
+            events = await self._receive_body(receive, length)
+            has_arrived = events[-1]["type"] == "http.request" and not events[-1].get("more_body", False)
+            points = read(b"".join(event.get("body", b"") for event in events)) if has_arrived else None
+            if points is None:
+                await self.app(scope, replay(events, receive), send)
+            else:
+                message = Message(key.project_id, _parse_id(path[1]), Observations(points), key.id)
+                await self._answer_request(scope, receive, send, message)
         finally:
-            self.processor.end(request)
+            self.processor.end_post(sender, began)
 
-    async def _answer_request(
-        self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
-    ) -> None:
-        body, next_event = await self._read_body(receive)
-        points = read(body) if next_event is None else None
-        if points is None:
-            await self.app(scope, replay_body(body, receive, next_event), send)
-            return
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, message: Message) -> None:
+        run_id = str(message.run_id)
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
-        logs.add_log_context(run_id=run_id, project_id=project_id)
-        message = Message(project_id, _parse_id(run_id), Observations(points), key.id)
+        logs.add_log_context(run_id=run_id, project_id=message.project_id)
         try:
             receipt = await self.committer.submit(message)
         except Exception as error:
@@ -126,56 +124,41 @@ class IngestEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
-    async def _read_body(self, receive: Receive) -> tuple[bytes, Event | None]:
-        """The body, and None if it is complete; else the part read so far, and the event that came next."""
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            body: bytes = message.get("body", b"")
-            return body, None
-        parts, size = [], 0
-        try:
-            while message["type"] == "http.request" and size <= self.max_bytes:
-                part = message.get("body", b"")
-                try:
-                    self.pool.take(WORK.get(), len(part))
-                except (Overloaded, TooOften):
-                    break
-                parts.append(part)
-                size += len(part)
-                if not message.get("more_body", False):
-                    return b"".join(parts), None
-                message = await receive()
-            return b"".join(parts), message
-        finally:
-            self.pool.release(WORK.get(), size)
+    async def _receive_body(self, receive: Receive, length: int) -> list[Event]:
+        """The events of a body, all of them unless it does not arrive, or too much of such bodies arrives at once."""
+        events = [await receive()]
+        if events[0].get("more_body", False):
+            with suppress(Overloaded, TooOften), self.pool.hold(WORK.get(), length):
+                while events[-1].get("more_body", False):
+                    events.append(await receive())
+        return events
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another part of the app answer; known keys and recent sessions go before heavy keys."""
-        request = await self.processor.begin(WORK.get())
+        """Let another part of the app answer, at the expense of the sender that it finds."""
         try:
             await self.app(scope, receive, send)
         finally:
-            self.processor.end(request)
+            self.processor.charge(WORK.get(), ROUTE_MS)
 
-    def _find_secret(self, scope: Scope) -> str | None:
-        """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            if name in _HEADERS:
-                if name in headers:
-                    return None
-                headers[name] = value
-        length = headers.get(b"content-length", b"")
-        if (
-            b"content-encoding" in headers
-            or headers.get(b"content-type", b"").lower()
-            not in (b"application/json", b"application/json; charset=utf-8")
-            or not length.isdigit()
-            or int(length) > self.max_bytes
-        ):
-            return None
-        scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        return secret.decode("latin-1") if scheme.lower() == b"bearer" else None
+
+def _read_headers(scope: Scope) -> tuple[str, int] | None:
+    """The bearer secret and the length of the body, if it is a plain one of JSON that is not too long."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in _HEADERS:
+            if name in headers:
+                return None
+            headers[name] = value
+    length = headers.get(b"content-length", b"")
+    if (
+        b"content-encoding" in headers
+        or headers.get(b"content-type", b"").lower() not in (b"application/json", b"application/json; charset=utf-8")
+        or not length.isdigit()
+        or int(length) > MAX_BODY_BYTES
+    ):
+        return None
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    return (secret.decode("latin-1"), int(length)) if scheme.lower() == b"bearer" else None
 
 
 async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,33 +167,18 @@ async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: 
 
 
 def read(body: bytes) -> tuple[PostedObservation, ...] | None:
-    """The observations of a batch that can be decoded completely; None for any other."""
+    """The observations of a body that can be decoded completely; None for any other."""
     try:
-        batch = _decode(body)
+        return tuple(_decode(body).observations)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    points = batch.observations
-    # The decoder takes the last of duplicate names. Then a name occurs more often than there are observations. So it
-    # does when a metric has a field's name or a field is null: the FastAPI route distinguishes these cases.
-    count, stderrs, times = body.count, body.count(b'"stderr"'), body.count(b'"time"')
-    if (
-        b"\\" in body
-        or count(b'"observations"') != 1
-        or not count(b'"metric"') == count(b'"step"') == count(b'"value"') == len(points)
-        or (stderrs and stderrs != sum(point.stderr is not None for point in points))
-        or (times and times != sum(point.time is not None for point in points))
-    ):
-        return None
-    return tuple(points)
 
 
-def replay_body(body: bytes, receive: Receive, next_event: Event | None = None) -> Receive:
-    """A `receive` that replays what was already read, then continues."""
-    waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": next_event is not None}]
-    if next_event is not None:
-        waiting.append(next_event)
+def replay(events: list[Event], receive: Receive) -> Receive:
+    """A `receive` that replays the events that were already received, then continues."""
+    waiting = iter(events)
 
     async def replayed() -> Event:
-        return waiting.pop(0) if waiting else await receive()
+        return next(waiting, None) or await receive()
 
     return replayed

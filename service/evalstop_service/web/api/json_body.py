@@ -134,7 +134,8 @@ def _number(digits: str) -> float:
 
 
 class _Names:
-    """Builds the objects of one body and checks that their names are distinct and not too many."""
+    """Builds the objects of one body and checks that their names are not too many; of two that are equal the last one
+    counts."""
 
     def __init__(self) -> None:
         self._in_all = 0
@@ -144,9 +145,4 @@ class _Names:
         if len(pairs) > MOST_NAMES or self._in_all > MOST_NAMES_IN_ALL:
             where = f"an object has {len(pairs)} names" if len(pairs) > MOST_NAMES else f"it has {self._in_all} names"
             raise NotJson(f"{where}; the limit is {MOST_NAMES} in an object and {MOST_NAMES_IN_ALL} in all")
-        document = dict(pairs)
-        if len(document) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise NotJson(f"the name {twice[:100]!r} occurs twice in one object")
-        return document
+        return dict(pairs)

@@ -18,6 +18,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment, Search
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Ctx, Db, Ingest, Now, ReadOrIngest
+from evalstop_service.web.limits import SEARCH_COST
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import CreateExperiment, Document, SearchExperiments, to_milliseconds
@@ -91,7 +92,8 @@ def search_experiments(body: SearchExperiments, caller: ReadOrIngest, context: C
     name = named[1] if named else None
     query = body.model_copy(update={"filter": ""}).to_search()
     default = default_experiment(caller.project_id, root)
-    with context.limits.spend_on_search(), context.database.reading() as tx:
+    context.limits.spend_costly(SEARCH_COST)
+    with context.database.reading() as tx:
         ids = mlflow.list_experiment_ids(tx, caller.project_id, name)
         ids += [default.id] if name in (None, DEFAULT_NAME) else []
 

@@ -22,6 +22,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db, Read, ReadOrIngest
+from evalstop_service.web.limits import SEARCH_COST
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import Root, fill_page, find_references, load_experiment, pair_documents
 from evalstop_service.web.mlflow.protocol import API, invalid_parameter
@@ -133,7 +134,8 @@ def log_inputs(body: requests.RunBody, logger: Logger) -> Document:
 def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Root) -> Document:
     """The matching runs of experiments, by default newest first."""
     query = body.to_search(_NEWEST_FIRST)
-    with context.limits.spend_on_search(), context.database.reading() as tx:
+    context.limits.spend_costly(SEARCH_COST)
+    with context.database.reading() as tx:
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
         ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, query)
 

@@ -200,10 +200,7 @@ async def identify_visitor(request: Request, site: Site) -> Visitor | None:
         with site.database.reading() as tx:
             return find_visitor(tx, site, request)
 
-    visitor = await to_thread.run_sync(find, limiter=LIMITS.get().authentication)
-    if visitor is not None:
-        LIMITS.get().sessions.add(read_cookie(request, SESSION), visitor.identity, visitor.project.id)
-    return visitor
+    return await to_thread.run_sync(find, limiter=LIMITS.get().authentication)
 
 
 async def _require_visitor(request: Request, site: SiteOf) -> Visitor:

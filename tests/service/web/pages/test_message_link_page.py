@@ -10,7 +10,7 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.web.body_limit import SHORT_BYTES
+from evalstop_service.web.body import SHORT_BYTES
 from evalstop_service.webhooks import links
 from sqlalchemy import select
 
