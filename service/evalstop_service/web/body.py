@@ -84,8 +84,8 @@ _BUSY = Problem(
 
 _SHARE_USED = Problem(
     429,
-    ProblemKind.TOO_MANY_BODIES,
-    "nothing was stored; send fewer requests at once, and this one again in a second",
+    ProblemKind.TOO_MANY_REQUESTS,
+    "too many of your bodies arrive at once; nothing was stored. Send this one again in a second",
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
@@ -196,10 +196,10 @@ def _check_head(path: str, encoding: str, is_compressible: bool) -> None:
     if "\0" in path:
         raise Problem(404, ProblemKind.NOT_FOUND, "a path may not contain the character NUL; /docs lists all paths")
     if encoding != "identity" and not is_compressible:
-        raise Problem(415, ProblemKind.COMPRESSED_BODY, "send it as plain JSON, without Content-Encoding")
+        raise Problem(415, ProblemKind.NOT_JSON, "send it as plain JSON, without Content-Encoding")
     if encoding not in ENCODINGS.split(", "):
         detail = f"Content-Encoding must be one of {ENCODINGS}; nothing was stored"
-        raise Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
+        raise Problem(415, ProblemKind.NOT_JSON, detail, headers={"Accept-Encoding": ENCODINGS})
 
 
 class _Held:
@@ -253,12 +253,12 @@ def decompress(body: bytes, encoding: str, max_bytes: int = MAX_BODY_BYTES) -> b
             reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
             content, is_complete, rest = reader.decompress(body, max_bytes + 1), reader.eof, reader.unused_data
     except (zlib.error, zstd.ZstdError) as error:
-        raise Problem(400, ProblemKind.UNREADABLE_ENCODING, f"{error}; nothing was stored") from error
+        raise Problem(400, ProblemKind.INVALID_JSON, f"{error}; nothing was stored") from error
     if len(content) > max_bytes:
         raise _TOO_LARGE
     if not is_complete or rest:
         detail = "it is truncated, or other data follows it; nothing was stored"
-        raise Problem(400, ProblemKind.UNREADABLE_ENCODING, detail)
+        raise Problem(400, ProblemKind.INVALID_JSON, detail)
     return content
 
 

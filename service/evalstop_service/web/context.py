@@ -137,21 +137,12 @@ def refuse_key(detail: str) -> Problem:
     return Problem(401, ProblemKind.NO_KEY, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-UNAUTHORIZED = refuse_key("send `Authorization: Bearer esk_...` with a key")
+UNAUTHORIZED = refuse_key(
+    "send `Authorization: Bearer esk_...` with a key that is not revoked, expired or bound to other networks"
+)
 _UNAUTHORIZED_MLFLOW = refuse_key(
     "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
 )
-
-
-def _explain_refusal(request: Request) -> Problem:
-    header = request.headers.get("authorization", "")
-    if _is_mlflow(request):
-        return _UNAUTHORIZED_MLFLOW
-    if header.startswith("esk_"):
-        return refuse_key("the header has a key without the scheme before it: send `Authorization: Bearer esk_...`")
-    if header.lower().startswith("bearer "):
-        return refuse_key("the key is unknown, revoked, expired or bound to other networks")
-    return UNAUTHORIZED
 
 
 def _is_mlflow(request: Request) -> bool:
@@ -196,7 +187,7 @@ class _BearerKey(SecurityBase):
             threads = LIMITS.get().authentication
             key = await key_cache.authenticate_in_thread(secret, read_address(request), urgent, threads)
         if key is None:
-            raise _explain_refusal(request)
+            raise _UNAUTHORIZED_MLFLOW if _is_mlflow(request) else UNAUTHORIZED
         set_sender(key.id, key.project_id)
         return key
 
@@ -233,11 +224,8 @@ def allowed(key: Key, *scopes: str) -> Caller:
     if not {*scopes, "admin"} & set(key.scopes):
         raise Problem(403, ProblemKind.SCOPE_MISSING, f"the key has {_list(key.scopes)}; this needs {_list(scopes)}")
     if key.project_id is None:
-        raise Problem(
-            403,
-            ProblemKind.KEY_WITHOUT_PROJECT,
-            "a key to the installation can only create and list projects, and create their keys",
-        )
+        detail = "a key to the installation can only create and list projects, and create their keys"
+        raise Problem(403, ProblemKind.SCOPE_MISSING, detail)
     logs.add_log_context(project_id=key.project_id)
     return Caller(key, key.project_id)
 
@@ -262,11 +250,8 @@ Admin = Annotated[Caller, Depends(may("admin"))]
 async def installation(key: AnyKey) -> Key:
     """A dependency: the key, if it is a key to the installation."""
     if key.project_id is not None or "admin" not in key.scopes:
-        raise Problem(
-            403,
-            ProblemKind.KEY_OF_ONE_PROJECT,
-            "this requires a key to the installation; `evalstop admin key create --installation` creates one",
-        )
+        detail = "this requires a key to the installation; `evalstop admin key create --installation` creates one"
+        raise Problem(403, ProblemKind.SCOPE_MISSING, detail)
     return key
 
 

@@ -8,7 +8,7 @@ PATH = "/problems"
 """Path of the page that explains them."""
 
 _SMALLER = "Send it in smaller parts. Nothing was stored."
-_JSON = "Send JSON with the header `Content-Type: application/json`."
+_JSON = "Send JSON with the header `Content-Type: application/json`, compressed only where `detail` names encodings."
 _AGAIN = "Send it again after `Retry-After` seconds; what was stored is not counted twice."
 
 
@@ -17,31 +17,17 @@ class ProblemKind(Enum):
 
     INVALID_REQUEST = (
         "The request is not valid",
-        "`errors` names each fault by a JSON pointer or a parameter. Nothing was stored.",
+        "`errors` names each fault by a JSON pointer or a parameter, or `detail` the only one. Nothing was stored.",
     )
-    INVALID_POLICY = ("The policy is not valid", "`detail` names the part of the document.")
-    ADDRESS_REFUSED = (
-        "Webhooks may not go there",
-        "Use a public address, or add its network to `EVALSTOP_WEBHOOK_NETWORKS`.",
-    )
-    INVALID_JSON = ("The body is not valid JSON", "`detail` says where parsing failed.")
+    INVALID_JSON = ("The body is not valid JSON", "`detail` says where parsing or decompressing failed.")
     NOT_JSON = ("The body is not JSON", _JSON)
-    COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
-    UNKNOWN_ENCODING = ("The body has an unknown encoding", "Use an encoding that `Accept-Encoding` names.")
-    UNREADABLE_ENCODING = ("The body cannot be decompressed", "Compress it again. Nothing was stored.")
     BODY_TOO_LARGE = ("The body is too large", _SMALLER)
     NO_KEY = (
         "No valid key",
         "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` creates one.",
     )
-    SCOPE_MISSING = ("The key may not do this", "Use a key with the scope that `detail` names.")
-    KEY_WITHOUT_PROJECT = ("The key is bound to no project", "Use a key of the project.")
-    KEY_OF_ONE_PROJECT = (
-        "The key is bound to one project",
-        "Use a key to the installation: `evalstop admin key create --installation`.",
-    )
+    SCOPE_MISSING = ("The key may not do this", "Use a key with the scope, or of the kind, that `detail` names.")
     NOT_FOUND = ("Not found", "Nothing in the key's project has this id, or there is no such path: see `/docs`.")
-    MOVED = ("Moved", "Use the path in `Location`.")
     WRONG_METHOD = ("Wrong method", "`Allow` names the methods of this path.")
     CONFLICT = (
         "Conflict with what is recorded",
@@ -51,18 +37,18 @@ class ProblemKind(Enum):
         "The run belongs to another project",
         "`key_hash` is that of a key of another project: open the run with a key of that project.",
     )
-    TOO_MANY_BODIES = ("Too many concurrent bodies", "Send fewer at once.")
     TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
     QUOTA_REACHED = (
         "A quota of the project is reached",
         "`detail` names the quota. With 429, send it again after `Retry-After` seconds; with 409, remove something or "
         "have the quota raised.",
     )
-    TOO_MANY_RECEIVERS = ("Too many receivers are waiting", _AGAIN)
     OVERLOADED = ("The service is overloaded", _AGAIN)
     DATABASE_AWAY = ("The database cannot be used now", _AGAIN)
-    DATABASE_REFUSES = ("The database refuses this", "Grant the service's role what its log names, then send it again.")
-    DISK_FULL = ("The database's disk is full", "Free space for the database, then send it again.")
+    DATABASE_REFUSES = (
+        "The database refuses this",
+        "Free space on its disk, or grant the service's role what the log names; then send it again.",
+    )
     SCHEMA_TOO_OLD = (
         "The schema is missing or too old",
         "Run `evalstop migrate`. If nothing was missing, this is a bug: look for the `request_id` in the log.",

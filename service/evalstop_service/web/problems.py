@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, get_args, get_origin
-from urllib.parse import quote
+from typing import Any
 
 import sqlalchemy as sa
 from evalstop_detectors import InvalidPolicy
@@ -18,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -43,8 +41,6 @@ CHOICES = frozenset({"~one", "~other"})
 """Tags of pydantic's discriminated unions; they appear in the location of an error, but in no document."""
 
 MOST_ERRORS = 100
-LONGEST_COMPARED = 100
-"""Nothing similar is looked up for a longer word, in characters: that would take 0.1 s per MiB."""
 
 PLAIN_TEXTS = {
     "extra_forbidden": "there is no such field",
@@ -131,7 +127,6 @@ def install(app: FastAPI) -> None:
     for error_type in _PROBLEMS:
         app.add_exception_handler(error_type, _handle_error)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_exception_handler(RequestValidationError, _invalid_body)
 
 
 def count_refusal(request: Request, error: Exception) -> None:
@@ -151,18 +146,10 @@ async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     return answer(problem_of(error), request.url.path)
 
 
-def _invalid_body(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    body_field = getattr(request.scope.get("route"), "body_field", None)
-    model = body_field.field_info.annotation if body_field is not None else None
-    return answer(_invalid_request(error, model), request.url.path)
-
-
-def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
+def _invalid_request(error: RequestValidationError) -> Problem:
     details = error.errors()
     errors = [
-        {"pointer": _format_pointer(item["loc"]), "detail": describe_fault(item) + _suggest_correction(item, model)}
-        for item in details[:MOST_ERRORS]
+        {"pointer": _format_pointer(item["loc"]), "detail": describe_fault(item)} for item in details[:MOST_ERRORS]
     ]
     detail = f"the request has {len(details)} error{'s' if len(details) != 1 else ''}; nothing was stored"
     return Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
@@ -180,51 +167,16 @@ def describe_fault(item: Mapping[str, Any]) -> str:
     return PLAIN_TEXTS.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ")
 
 
-def _suggest_correction(item: Mapping[str, Any], model: Any) -> str:
-    """A suggestion for an unknown name or word."""
-    written, accepted = item.get("input"), re.findall("'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
-    if item["type"] == "extra_forbidden" and item["loc"][0] == "body":
-        parent = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
-        written, accepted = item["loc"][-1], _list_fields(model, parent)
-    return suggest_similar(written, accepted) if isinstance(written, str) else ""
-
-
-def suggest_similar(written: str, accepted: Sequence[str]) -> str:
-    """The accepted word that is most like the written one, as the end of a message; empty if none is."""
-    suggestions = difflib.get_close_matches(written, accepted, n=1) if len(written) <= LONGEST_COMPARED else []
-    return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
-
-
-def _list_fields(annotation: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model at a location below a type; none if there is none."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if not location:
-            return list(annotation.model_fields)
-        field = annotation.model_fields.get(str(location[0]))
-        return [] if field is None else _list_fields(field.annotation, location[1:])
-    below = location[1:] if location and get_origin(annotation) in (list, tuple, dict) else location
-    parts = (part for part in get_args(annotation) if part is not str)
-    return next((fields for part in parts if (fields := _list_fields(part, below))), [])
-
-
 def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status, path = error.status_code, request.url.path
-    if status == 404 and path.endswith("/") and _list_methods(request, path.rstrip("/")):
-        query = f"?{request.url.query}" if request.url.query else ""
-        problem = Problem(
-            308,
-            ProblemKind.MOVED,
-            "the path has no trailing slash",
-            headers={"Location": quote(path.rstrip("/")) + query},
-        )
-    elif status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
+    if status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
         detail = "MLflow's API is below /mlflow: the URI ends in /mlflow, such as http://HOST:8787/mlflow"
         problem = Problem(404, ProblemKind.NOT_FOUND, detail)
     elif status == 404:
         problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs lists all paths")
     elif status == 405:
-        methods = _list_methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
+        methods = _list_methods(request, path)
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path accepts {allowed}, not {request.method}; see /docs"
         problem = Problem(405, ProblemKind.WRONG_METHOD, detail, headers={"Allow": allowed})
@@ -237,10 +189,8 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
 
 def _list_methods(request: Request, path: str) -> set[str]:
     """All methods of a path; the router names only those of the first matching route."""
-    for template, operations in request.app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
-            return {method.upper() for method in operations}
-    return set()
+    routes = (route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
+    return {method for route in routes for method in route.methods or ()}
 
 
 def _explain_database_error(error: Exception) -> Problem:
@@ -258,11 +208,7 @@ _DATABASE_PROBLEMS = {
         "the request may not have been stored; send the same request again, which is harmless if it was",
         "1",
     ),
-    Fault.DISK_FULL: (
-        ProblemKind.DISK_FULL,
-        "the disk is full; nothing was stored. Free space and send the same request again",
-        "10",
-    ),
+    Fault.DISK_FULL: (ProblemKind.DATABASE_REFUSES, "its disk is full; nothing was stored", "10"),
     Fault.REFUSED: (ProblemKind.DATABASE_REFUSES, "nothing was stored; the service's log has the reason", "10"),
     Fault.NO_SCHEMA: (ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`", "10"),
 }
@@ -283,15 +229,6 @@ def _quota_reached(error: QuotaReached) -> Problem:
     return Problem(429, ProblemKind.QUOTA_REACHED, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
 
 
-def _describe_refused_address(error: Exception) -> Problem:
-    return Problem(
-        422,
-        ProblemKind.ADDRESS_REFUSED,
-        "nothing was changed; the same rule applies to every connection of a delivery",
-        errors=[{"pointer": "/url", "detail": str(error)}],
-    )
-
-
 _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Problem: lambda error: error,
     NotFound: lambda error: Problem(404, ProblemKind.NOT_FOUND, str(error)),
@@ -305,8 +242,8 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
-    AddressRefused: _describe_refused_address,
-    InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_POLICY, str(error)),
+    AddressRefused: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, f"url: {error}"),
+    InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.DBAPIError: _explain_database_error,
     sa.exc.TimeoutError: _explain_database_error,
@@ -315,15 +252,14 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
 
 
 def refuse_unknown_parameters(request: Request) -> None:
-    """Raise Problem for an unknown query parameter, with a suggestion."""
+    """Raise Problem for an unknown query parameter."""
     if not request.query_params:
         return
     accepted = _list_parameters(request.scope["route"].dependant)
-    errors = []
     unknown = (name for name in dict.fromkeys(request.query_params) if name not in accepted)
-    for name in islice(unknown, MOST_ERRORS):
-        detail = f"there is no such parameter{suggest_similar(name, accepted)}"
-        errors.append({"pointer": f"query {name}", "detail": detail})
+    errors = [
+        {"pointer": f"query {name}", "detail": "there is no such parameter"} for name in islice(unknown, MOST_ERRORS)
+    ]
     if errors:
         detail = (
             f"this path accepts the parameters {', '.join(accepted)}" if accepted else "this path accepts no parameters"

@@ -32,7 +32,7 @@ from evalstop_service.webhooks.signature import sign_headers
 
 router = create_router("webhooks", prefix=f"{API}/pull/endpoints")
 
-_TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "retry in 10 seconds", headers={"Retry-After": "10"})
+_TOO_MANY = Problem(503, ProblemKind.OVERLOADED, "too many receivers are waiting", headers={"Retry-After": "10"})
 
 
 class PullEndpointIn(Subscription):

@@ -270,7 +270,7 @@ def test_installation_key_creates_project_keys(service: Service) -> None:
     expect_problem(project_admin.post(f"/projects/{project}/keys", json=body), 403)
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("body", [b"{", b"\xff"])
 def test_body_is_not_parsed_before_the_key_is_checked(service: Service, body: bytes) -> None:
     """An invalid body without a key is a 401, as parsing can take many times its size."""
     headers = {"Content-Type": "application/json"}

@@ -107,7 +107,7 @@ def test_run_responses_include_the_page_url(service: Service) -> None:
         ({"label": "team"}, "NAME=VALUE"),
         ({"label": 'te"am=a'}, "without quotes"),
         ({"verdict": "halt"}, "'continue', 'suspect' or 'stop'"),
-        ({"onwer": "dana"}, "did you mean 'owner'"),
+        ({"onwer": "dana"}, "there is no such parameter"),
         ({"since": "yesterday"}, "a time as in"),
     ],
 )

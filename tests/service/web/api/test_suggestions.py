@@ -1,4 +1,4 @@
-"""Common mistakes of new users are answered with what was probably meant."""
+"""Common mistakes of new users are answered with what was wrong."""
 
 from __future__ import annotations
 
@@ -16,38 +16,29 @@ pytestmark = ON_SQLITE
 
 
 @pytest.mark.parametrize(
-    ("body", "pointer", "suggestion"),
+    ("body", "pointer", "detail"),
     [
-        ({"polcy": "paper"}, "/polcy", "there is no such field; did you mean 'policy'?"),
+        ({"polcy": "paper"}, "/polcy", "there is no such field"),
         ({"metrics": {"gold": "eval"}}, "/metrics/gold", "this should be an object"),
-        ({"metrics": {"gold": {"role": "evl"}}}, "/metrics/gold/role", "did you mean 'eval'?"),
-        ({"metrics": {"gold": {"role": "eval", "directoin": "minimize"}}}, "/metrics/gold/directoin", "'direction'?"),
-        ({"metrics": "atuo"}, "/metrics", "did you mean 'auto'?"),
-        ({"mode": "enforced"}, "/mode", "did you mean 'enforce'?"),
+        ({"metrics": {"gold": {"role": "evl"}}}, "/metrics/gold/role", "'eval'"),
+        ({"metrics": {"gold": {"role": "eval", "x": "minimize"}}}, "/metrics/gold/x", "there is no such field"),
+        ({"metrics": "atuo"}, "/metrics", "'auto'"),
+        ({"mode": "enforced"}, "/mode", "'enforce'"),
     ],
 )
-def test_mistyped_word_is_one_error_with_a_suggestion(
-    admin: httpx.Client, body: dict[str, Any], pointer: str, suggestion: str
-) -> None:
+def test_mistyped_word_is_one_error(admin: httpx.Client, body: dict[str, Any], pointer: str, detail: str) -> None:
     """The pointer names the word as it was sent, and the problem has a code for programs."""
     document = expect_problem(admin.post("/runs", json={"name": "x"} | body), 422)
     (error,) = document["errors"]
     assert error["pointer"] == pointer
-    assert suggestion in error["detail"]
+    assert detail in error["detail"]
     assert document["code"] == "invalid_request"
-
-
-@pytest.mark.parametrize(("excess", "suggests"), [(0, True), (1, False)])
-def test_long_word_is_not_compared(excess: int, suggests: bool) -> None:
-    """To compare a word of megabytes with the accepted ones would stop the process for as long."""
-    written = "x" * (problems.LONGEST_COMPARED + excess)
-    assert bool(problems.suggest_similar(written, [written + "y"])) == suggests
 
 
 def test_unknown_query_parameter_is_refused(admin: httpx.Client) -> None:
     """An ignored filter would list runs that were not asked for."""
     (error,) = expect_problem(admin.get("/runs", params={"stat": "running"}), 422)["errors"]
-    assert error == {"pointer": "query stat", "detail": "there is no such parameter; did you mean 'status'?"}
+    assert error == {"pointer": "query stat", "detail": "there is no such parameter"}
     assert "no parameters" in expect_problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
 
 
@@ -55,31 +46,6 @@ def test_unknown_query_parameters_are_listed_up_to_100(admin: httpx.Client) -> N
     """To compare thousands of names with the accepted ones would stop the process for a second."""
     document = expect_problem(admin.get("/runs", params={f"stat{index}": "x" for index in range(1000)}), 422)
     assert len(document["errors"]) == problems.MOST_ERRORS
-
-
-def test_trailing_slash_is_redirected(admin: httpx.Client) -> None:
-    """The redirect keeps the method, the body and the query."""
-    document = expect_problem(response := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
-    assert (response.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
-    encoded = admin.get("/runs/%E2%82%AC%0D%0A/")
-    assert (encoded.status_code, encoded.headers["location"]) == (308, "/api/v1/runs/%E2%82%AC")
-    expect_problem(admin.get("/nosuch/"), 404)
-
-
-def test_key_without_its_scheme_is_recognized(admin: httpx.Client) -> None:
-    """An Authorization header with the key alone is answered with a hint at the missing scheme."""
-    bare = {"Authorization": admin.headers["authorization"].removeprefix("Bearer ")}
-    for answer in (admin.get("/runs", headers=bare), admin.post("/runs", headers=bare, json={"name": "x"})):
-        assert "without the scheme before it" in expect_problem(answer, 401)["detail"]
-
-
-def test_unknown_key_is_distinguished_from_a_missing_one(admin: httpx.Client) -> None:
-    """The detail says whether the key is unknown or the header is missing."""
-    assert (
-        "the key is unknown"
-        in expect_problem(admin.get("/runs", headers={"Authorization": "Bearer esk_nosuch"}), 401)["detail"]
-    )
-    assert "send `Authorization" in expect_problem(admin.get("/runs", headers={"Authorization": ""}), 401)["detail"]
 
 
 def test_unwatched_metrics_are_listed_until_the_eval_arrives(admin: httpx.Client) -> None:
