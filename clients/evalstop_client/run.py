@@ -83,7 +83,7 @@ class Run:
         self._reporter: Reporter | None = None
         if self._settings.url is None:
             self._warnings.warn_once("nowhere", "no url is set (EVALSTOP_URL): the run is not reported")
-        else:
+        elif self._reports_here():
             self._reporter = Reporter(self._settings, self._warnings)
             self._reporter.start()
         _open_runs.add(self)
@@ -312,6 +312,10 @@ class Run:
         else:
             ended_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             self.finish("completed" if ended_well else "failed")
+
+    def _reports_here(self) -> bool:
+        """Whether it is this process that reports the run: another one may, if several train together."""
+        return True
 
     @property
     def _latest_answer(self) -> LatestAnswer:

@@ -154,7 +154,8 @@ def _parse_value(summary: bytes) -> tuple[str, float] | None:
 
 def _parse_number(tensor: bytes) -> float | None:
     """The number of a tensor with exactly one."""
-    form, numbers = "", []
+    form = ""
+    numbers: list[float] = []
     for key, kind, value in fields(tensor):
         if key == 1 and kind == VARINT:
             form = FLOATS.get(value, "")

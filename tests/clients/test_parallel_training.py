@@ -1,13 +1,11 @@
-"""Several processes of PyTorch and several trials of Ray Tune, with the fake service."""
+"""Several processes of PyTorch, with the fake service."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,8 +39,7 @@ def test_ranks_agree_whichever_steps_are_asked_for(
         with DistributedRun(name="r", **connection) as run:
             assert not run.should_stop_at(9)
             run.log({"score": 1.0}, step=9)
-            assert run.run is not None
-            assert run.run.flush()
+            assert run.flush()
             assert [run.should_stop_at(step) for step in (12, 15, 19, 29)] == [True] * 4
             assert [run.should_stop_at(step) for step in (3, 4)] == [True] * 2
     finally:
@@ -58,8 +55,7 @@ from evalstop_client.callbacks.pytorch import DistributedRun
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
 with DistributedRun(name="r", limits=Limits(flush_seconds=60)) as run:
-    if run.run is not None:
-        assert run.run.flush()
+    assert run.flush()
     exploit = run.agree_on_exploit()
     print(exploit.source_checkpoint, exploit.hyperparameters)
     dist.barrier()
@@ -88,67 +84,6 @@ def test_ranks_make_the_same_copy(
     assert [kind for kind, _ in list_posts(service)].count("exploited") == 1
 
 
-def test_trial_that_goes_back_resumes(connection: dict[str, Any], service: FakeService) -> None:
-    """A trial resumes its run when Tune restores it from a checkpoint, in this driver or another, or starts it anew."""
-    from evalstop_client.callbacks.ray_tune import EvalStop
-
-    watch = EvalStop(name="tune", **connection)
-    trial: Any = SimpleNamespace(trial_id="t1", last_result={"training_iteration": 6})  # begun by another driver
-    for iteration, checkpoint in ((7, None), (8, None), (9, 7), (8, None), (1, None)):
-        result = {"training_iteration": iteration, "score": 0.5}
-        watch.on_trial_result(0, [trial], trial, result)
-        trial.last_result = result if checkpoint is None else {"training_iteration": checkpoint}
-    watch.on_trial_complete(0, [trial], trial)
-    watch.on_experiment_end([trial])
-    steps = [
-        f"{kind} {body['step']}"
-        for kind, body in list_posts(service)
-        if kind == "resume" or body.get("metric") == "score"
-    ]
-    before, again, anew = ("resume 6", "7", "8", "9"), ("resume 7", "8"), ("resume 0", "1")
-    assert [step.removeprefix("observations ") for step in steps] == [*before, *again, *anew]
-
-
-def test_trial_without_a_step_does_not_end_the_search(
-    connection: dict[str, Any], service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A result that lacks the step, or whose step Tune has filled in as None, is dropped with a warning; what Tune adds
-    to each result is no metric."""
-    from evalstop_client.callbacks.ray_tune import EvalStop
-
-    watch = EvalStop(step_key="timesteps_total", name="tune", **connection)
-    trial: Any = SimpleNamespace(trial_id="t1", last_result={"training_iteration": 5})
-    watch.on_trial_result(0, [trial], trial, {"training_iteration": 6, "score": 0.5, "timesteps_total": None})
-    watch.on_trial_result(0, [trial], trial, {"training_iteration": 7, "score": 0.5})
-    automatic = {"training_iteration": 8, "timesteps_total": 80, "pid": 4711, "time_total_s": 0.5}
-    watch.on_trial_result(0, [trial], trial, {"score": 0.5, **automatic})
-    watch.on_trial_complete(0, [trial], trial)
-    watch.on_experiment_end([trial])
-    assert service.find_run("tune-t1").observations == {(2, "score", 80): 0.5}
-    assert len([message for message in list_messages(caplog) if "step None" in message]) == 1
-
-
-def test_end_of_a_trial_does_not_wait_for_the_service(connection: dict[str, Any], service: FakeService) -> None:
-    """While the service hangs, Tune goes on with the other trials; the end of the search waits for all runs."""
-    from evalstop_client.callbacks.ray_tune import EvalStop
-
-    may_answer = threading.Event()
-
-    def hang(path: str, body: dict[str, Any]) -> None:
-        may_answer.wait(60)
-
-    service.scripted_answers.append(hang)
-    watch = EvalStop(name="tune", **connection)
-    trials: list[Any] = [SimpleNamespace(trial_id=name, last_result=None) for name in ("t1", "t2")]
-    for trial in trials:
-        watch.on_trial_result(0, trials, trial, {"training_iteration": 1, "score": 0.5})
-        watch.on_trial_complete(0, trials, trial)
-    assert service.runs == {}  # the first request still hangs
-    may_answer.set()
-    watch.on_experiment_end(trials)
-    assert [run.status for run in service.runs.values()] == ["completed"] * 2
-
-
 def test_values_that_are_no_mapping_do_not_end_the_training(
     connection: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +93,5 @@ def test_values_that_are_no_mapping_do_not_end_the_training(
     odd: Any = [0.5]
     with DistributedRun(name="r", **connection) as run:
         run.log(odd, step=1)
-        assert run.run is not None
-        assert run.run.dropped == 1
+        assert run.dropped == 1
     assert "takes a mapping" in list_messages(caplog)[0]

@@ -77,25 +77,30 @@ def repeats_steps(step: int) -> bool:
     return any(os.environ.get(name, "") not in ("", "0") for name in RESTART_COUNTS)
 
 
-_latest_runs: dict[str | None, Run] = {}  # by name; keeps one run for each, which may have ended
+latest_runs: dict[str | None, Run] = {}
+"""The latest run of each name that a callback opened; it may have ended."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_latest_runs.clear)  # they go on in the parent
+    os.register_at_fork(after_in_child=latest_runs.clear)  # they go on in the parent
 
 
 def open_run(arguments: CallbackArguments) -> Run:
-    """Open the run of a training, which a framework begins.
+    """Open the run of a training, which a framework begins."""
+    end_earlier_run(arguments)
+    run = latest_runs[arguments.get("name")] = Run(**arguments)
+    return run
+
+
+def end_earlier_run(arguments: CallbackArguments) -> None:
+    """End the run of an earlier training of this name, unless it is to be continued.
 
     An earlier training of this name in this process has ended, perhaps by an exception, as when a failed notebook cell
     is run again. Most frameworks do not report an exception to callbacks. If the earlier run still counted as alive,
     the new one would attach to it.
     """
-    name = arguments.get("name")
-    earlier = _latest_runs.pop(name, None)
+    earlier = latest_runs.pop(arguments.get("name"), None)
     if earlier is not None and arguments.get("resume") is None:
         earlier.finish("failed")  # has no effect on a run that was finished
-    run = _latest_runs[name] = Run(**arguments)
-    return run
 
 
 def keep_numbers(values: Any) -> Any:

@@ -18,7 +18,7 @@ while not control.should_training_stop:
     callback.on_save(arguments, state, control)
     logged = {"eval_gsm8k": score, "reward": 2 * score, "kl": state.global_step / 1000}
     callback.on_log(arguments, state, control, logged)
-    callback._run.run.flush(60)
+    callback._run.flush(60)
     callback.on_step_end(arguments, state, control)
 callback.on_train_end(arguments, state, control)
 """
@@ -33,10 +33,10 @@ class Loss:
     def __float__(self):
         self.steps += 1
         if self.steps == 50:
-            run.run.flush(60)
+            run.flush(60)
             evalstop.Api().run("sft-7b").stop("it diverges")
         elif self.steps > 50:
-            run.run.flush(60)
+            run.flush(60)
         return 1.0
 
 

@@ -102,7 +102,7 @@ class Score(TrainerCallback):
 
 class Flush(TrainerCallback):
     def on_prediction_step(self, args, state, control, **kwargs):
-        watch._run.run.flush(60)  # the service names the best checkpoint during the eval, before the next is saved
+        watch._run.flush(60)  # the service names the best checkpoint during the eval, before the next is saved
 
 watch = EvalStopCallback(name="pinned", metrics={"score": {"role": "eval"}})
 rows = [{"input_ids": words, "labels": words} for words in torch.randint(0, 32, (16, 8))]

@@ -121,15 +121,6 @@ def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, ou
     assert run["best_checkpoint"]["step"] > 20
 
 
-@pytest.mark.nightly
-def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """The trial whose eval falls is stopped, and the one whose eval rises is not."""
-    output = run_example([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)
-    (rising, falling) = sorted(END_LINE.findall(output), key=lambda found: -int(found[0]))
-    assert rising[0] == rising[1]
-    assert int(falling[0]) < int(falling[1])
-
-
 def test_mlflow_client_is_watched(service: Service, outputs: Outputs) -> None:
     """An unmodified MLflow script gets roles and stays in shadow mode, as in every new project."""
     assert outputs["mlflow_client"] is not None
