@@ -12,7 +12,7 @@ COPY constraints.txt ./
 RUN pip install -c constraints.txt build hatchling && python -m venv /opt/evalstop
 COPY clients clients
 RUN python -m build --no-isolation --wheel --outdir /wheels clients \
- && /opt/evalstop/bin/pip install -c constraints.txt "$(echo /wheels/*.whl)[kubernetes]" \
+ && /opt/evalstop/bin/pip install -c constraints.txt /wheels/*.whl \
  && /opt/evalstop/bin/pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE}

@@ -68,8 +68,7 @@ TESTED_BLOCKS = {
     "batch script": BlockUnderTest("docs/slurm", "trap ", RECEIVERS),
     "pods of jobs": BlockUnderTest("docs/kubernetes", "metadata.labels['job-name']", KUBERNETES),
     "other pods": BlockUnderTest("docs/kubernetes", "fieldPath: metadata.name}", KUBERNETES),
-    "outside a cluster": BlockUnderTest("docs/kubernetes", "--kubeconfig", KUBERNETES_END_TO_END),
-    "asked to save": BlockUnderTest("docs/kubernetes", "def is_asked_to_save", CONNECT_PAGES),
+    "outside a cluster": BlockUnderTest("docs/kubernetes", "--api-server", KUBERNETES_END_TO_END),
     "unit": BlockUnderTest("docs/slurm", "[Service]", DEPLOYMENT),
     "clusterrole of waiting": BlockUnderTest(
         "docs/kubernetes", "kubectl create clusterrole", "tests/clients/receivers/kubernetes/test_idle_returns.py"
@@ -101,7 +100,6 @@ UNTESTED_BLOCKS = {
         for name in ("condor", "flux", "pbs", "lsf", "nomad")
         for words in (f"# {name}-check ", f"--check '{name}-check ")
     },
-    ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
     ("docs/evaluate-now", '"difference"'): "an example of a request body",

@@ -174,16 +174,6 @@ def test_pod_labels_use_variables_that_the_pods_set() -> None:
     assert set(labels) == {"kubernetes_namespace", "kubernetes_kind", "kubernetes_name"}
 
 
-def test_pod_reads_the_request_to_save(tmp_path: Path) -> None:
-    """The documented function finds the annotation in the file that the downward API writes."""
-    namespace: dict[str, Any] = {}
-    exec(read_block("asked to save"), namespace)
-    file = tmp_path / "annotations"
-    assert not namespace["is_asked_to_save"](file)
-    file.write_text('kubernetes.io/config.seen="x"\nevalstop.io/save-checkpoint="2026-11-23T10:00:00Z"\n')
-    assert namespace["is_asked_to_save"](file)
-
-
 @pytest.mark.real
 def test_readme_ends_with_a_stop(project: Project) -> None:
     """The README's loop is stopped in a project with default settings, after the command that the README gives."""

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from evalstop_client.job_identity import KUBERNETES_LABELS
 from evalstop_client.receivers import cli as receiver_cli
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, KINDS, POD, WORKLOAD
+from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, WORKLOAD
 from evalstop_service import cli
 from evalstop_service.settings import Settings
 
@@ -22,8 +22,8 @@ CHART = DEPLOY / "chart/evalstop"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KUBERNETES = ("1.25.0", "1.37.0")
 SETTING_VARIABLES = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
-ALL_KINDS = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
-RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": ALL_KINDS, "checkpointAnnotation": True}
+ALL_KINDS = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray"), True)
+RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": ALL_KINDS}
 PLACEMENT: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "nodeSelector": {"pool": "tools"},
@@ -47,7 +47,6 @@ VALUES: dict[str, dict[str, Any]] = {
         "service": {"database": "postgresql", "artifactClaim": "artifacts", **PLACEMENT},
         "receiver": {**RECEIVER, **PLACEMENT},
     },
-    "delete": {"receiver": {**RECEIVER, "stopBy": "delete", "checkpointAnnotation": False}},
 }
 
 Json = dict[str, Any]
@@ -102,7 +101,6 @@ def test_chart_renders_valid_objects(values: Json) -> None:
         ({"service": {"enabled": False}, "receiver": {**RECEIVER, "url": ""}}, "receiver.url"),
         ({"service": {"databse": "sqlite"}}, "databse"),
         ({"service": {"settings": {"LOG_FORMAT": "json"}}}, "LOG_FORMAT"),
-        ({"receiver": {**RECEIVER, "stopBy": "kill"}}, "stopBy"),
     ],
 )
 def test_invalid_values_are_refused(values: Json, words: str) -> None:
@@ -169,13 +167,13 @@ def test_receiver_role_grants_only_what_is_used() -> None:
     chart_roles = [item for item in render_chart(VALUES["sqlite"]) if item["kind"] == "Role"]
     assert {role["metadata"]["namespace"] for role in chart_roles} == {"research", "eval"}
     assert list_permissions(chart_roles) == manifest_permissions
-    used = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD, COMMAND, EVENT)}
+    used = {(kind.group, kind.resource) for kind in (*KINDS, POD, WORKLOAD)}
     assert {(group, resource) for group, resource, _ in manifest_permissions} == used
-    assert {verb for _, _, verb in manifest_permissions} == {"get", "list", "watch", "patch", "create", "delete"}
+    assert {verb for _, _, verb in manifest_permissions} == {"get", "list", "patch", "delete"}
     assert {resource for _, resource, verb in manifest_permissions if verb == "delete"} == {"pods"}
     without_kinds = render_chart({"receiver": {**RECEIVER, "kinds": {}}})
     fewer = list_permissions([item for item in without_kinds if item["kind"] == "Role"])
-    assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods"), ("", "events")}
+    assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods")}
 
 
 def test_schema_is_migrated_before_the_upgrade() -> None:

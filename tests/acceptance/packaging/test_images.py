@@ -123,15 +123,13 @@ def test_service_image_migrates_and_serves(engine: Engine, tmp_path: Path) -> No
 
 
 def test_receiver_image_runs(engine: Engine) -> None:
-    """The receiver's image has its command, can read a kubeconfig, and has no pip."""
+    """The receiver's image has its command, and has no pip."""
     engine.build("receiver", ROOT / "deploy/receiver.Dockerfile", ROOT)
     with engine.container("receiver") as container:
         shown = subprocess.run(container.command("kubernetes", "--help"), check=True, capture_output=True, text=True)
         assert "--allow-namespace" in shown.stdout
         inside = container.command()[:-1]
-        for module, is_there in (("yaml", True), ("pip", False)):
-            found = subprocess.run([*inside, "python", "-c", f"import {module}"], capture_output=True)
-            assert (found.returncode == 0) == is_there, module
+        assert subprocess.run([*inside, "python", "-c", "import pip"], capture_output=True).returncode != 0
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> bool:

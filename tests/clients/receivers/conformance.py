@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
@@ -47,6 +47,10 @@ class Launcher(Protocol):
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
         """Start a job that continues when it is asked to save, and ends on SIGTERM unless it ignores that."""
         ...
+
+
+class SavingLauncher(Launcher, Protocol):
+    """Starts jobs that can be asked to save."""
 
     def count_saves(self) -> int:
         """How often the job started last has saved."""
@@ -90,6 +94,21 @@ def wait_until_parked(job_control: JobControl, job: Job) -> Parked:
     return parked
 
 
+def carry_out_stop(launcher: Launcher) -> Mapping[str, Any]:
+    """The details of the report on a stop that was carried out to its end."""
+    started = launcher.start()
+    journal = Journal(None)
+    bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
+    reports = ReportClient(None, None, "test")
+    context = ReceiverContext(started.job_control, journal, lambda: reports, bounds, Metrics())
+    entry = journal.begin_stop(make_stop_request(started.labels), time.time())
+    assert entry is not None
+    stop = StopExecution(entry, context, lambda _: None).run()
+    assert describe_result(stop) == "confirmed"
+    assert stop.report is not None
+    return stop.report.details
+
+
 class Conformance:
     """Inherited by a class of tests for each scheduler, which has a fixture `launcher`."""
 
@@ -100,15 +119,6 @@ class Conformance:
         with contextlib.suppress(RequestRefused):
             assert isinstance(started.job_control.find_job(make_stop_request({})), ForeignJob)
         started.cancel(started.find())
-
-    def test_job_continues_after_a_checkpoint_request(self, launcher: Launcher) -> None:
-        """A job that is asked for a checkpoint saves one and continues to run."""
-        started = launcher.start()
-        job = started.find()
-        assert started.job_control.request_checkpoint(job, make_stop_request(started.labels))
-        wait_until(lambda: launcher.count_saves() > 0)
-        assert isinstance(started.job_control.check_job(job), Present)
-        started.cancel(job)
 
     def test_cancelled_job_is_gone(self, launcher: Launcher) -> None:
         """After a cancel the scheduler reports the job as gone, with details that serialize to JSON."""
@@ -152,16 +162,26 @@ class Conformance:
         wait_until_gone(started.job_control, job)
 
     def test_whole_stop_is_confirmed(self, launcher: Launcher) -> None:
-        """From the request to the report: the job is asked to save, cancelled, and reported as gone."""
+        """From the request to the report: the job is cancelled, and reported as gone."""
+        details = carry_out_stop(launcher)
+        assert details["how"] == "cancelled"
+        assert details["cancelled_at"] < details["gone_at"]
+
+
+class SavingConformance(Conformance):
+    """The same for schedulers that can ask a job to save."""
+
+    def test_job_continues_after_a_checkpoint_request(self, launcher: SavingLauncher) -> None:
+        """A job that is asked for a checkpoint saves one and continues to run."""
         started = launcher.start()
-        journal = Journal(None)
-        bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
-        reports = ReportClient(None, None, "test")
-        context = ReceiverContext(started.job_control, journal, lambda: reports, bounds, Metrics())
-        entry = journal.begin_stop(make_stop_request(started.labels), time.time())
-        assert entry is not None
-        stop = StopExecution(entry, context, lambda _: None).run()
-        assert describe_result(stop) == "confirmed"
-        assert stop.report is not None
-        assert (stop.report.details["how"], launcher.count_saves()) == ("cancelled", 1)
-        assert stop.report.details["asked_at"] < stop.report.details["cancelled_at"] < stop.report.details["gone_at"]
+        job = started.find()
+        assert started.job_control.request_checkpoint(job, make_stop_request(started.labels))
+        wait_until(lambda: launcher.count_saves() > 0)
+        assert isinstance(started.job_control.check_job(job), Present)
+        started.cancel(job)
+
+    def test_job_is_asked_to_save_before_the_cancel(self, launcher: SavingLauncher) -> None:
+        """A job that is stopped saves once, before it is cancelled."""
+        details = carry_out_stop(launcher)
+        assert launcher.count_saves() == 1
+        assert details["asked_at"] < details["cancelled_at"]

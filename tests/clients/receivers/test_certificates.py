@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from evalstop_client.receivers.kubernetes.access import create_access
-from evalstop_client.receivers.kubernetes.api import Api
+from evalstop_client.receivers.kubernetes.api import Access, Api
 from evalstop_client.service import trusted_certificates
 from evalstop_lab.replay.servers import Remote
 
 CONNECT: dict[str, Callable[[str], object]] = {
-    "kubernetes": lambda scheme: Api(create_access(f"{scheme}://127.0.0.1:9", None, None)),
+    "kubernetes": lambda scheme: Api(Access(f"{scheme}://127.0.0.1:9")),
     "replay": lambda scheme: Remote(f"{scheme}://127.0.0.1:9", {}),
 }
 

@@ -14,7 +14,7 @@ from evalstop_client.receivers.command import CommandJobControl, parse_template
 from evalstop_client.receivers.stop.processes import copy_environment
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import Conformance, StartedJob
+from tests.clients.receivers.conformance import SavingConformance, StartedJob
 
 JOB = """
 import pathlib, signal, sys, time
@@ -93,13 +93,13 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Process
         job.wait(60)
 
 
-class TestProcess(Conformance):
+class TestProcess(SavingConformance):
     """`evalstop-receiver process`."""
 
     kind = ProcessLauncher
 
 
-class TestCommand(Conformance):
+class TestCommand(SavingConformance):
     """`evalstop-receiver command`."""
 
     kind = CommandLauncher

@@ -1,5 +1,4 @@
-"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete,
-and which of these are granted.
+"""A client for the parts of the Kubernetes API that the receiver needs: get, list, merge, delete, and what is granted.
 
 It uses httpx, which the client already requires, instead of the official client: that has many dependencies and no
 types, and does not cover kinds that are not part of Kubernetes itself.
@@ -7,56 +6,101 @@ types, and does not cover kinds that are not part of Kubernetes itself.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 import httpx
 from httpx import codes
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.kubernetes.access import Access
-from evalstop_client.receivers.kubernetes.kinds import (
-    COMMAND,
-    EVENT,
-    JOB,
-    KINDS,
-    POD,
-    VOLCANO_JOB,
-    WORKLOAD,
-    Kind,
-    Object,
-    at,
-)
+from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, WORKLOAD, Kind, Object, at
 from evalstop_client.service import object_in, trusted_certificates
 
 logger = logging.getLogger("evalstop_client.receivers")
 
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE_PATCH = "application/merge-patch+json"
-MAX_RETRY_AFTER_SECONDS = 300.0
+METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 REFUSALS = frozenset({codes.BAD_REQUEST, codes.METHOD_NOT_ALLOWED, codes.GONE, codes.UNPROCESSABLE_ENTITY})
+
+
+def no_token() -> str | None:
+    """No token: a proxy authenticates."""
+    return None
+
+
+@dataclass(frozen=True)
+class Access:
+    """`token` is called before every request, because tokens expire. `tls`: by default the system's certificates."""
+
+    url: str
+    namespace: str = "default"
+    token: Callable[[], str | None] = field(default=no_token, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+def load_in_cluster_access(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access | None:
+    """The access that Kubernetes gives to a pod; None outside a pod."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (folder / "token").exists():
+        return None
+    namespace = (folder / "namespace").read_text().strip()
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    return Access(url, namespace, read_token_from(folder / "token"), tls)
+
+
+def read_token_from(file: Path) -> Callable[[], str]:
+    """Read a token from a file at every request, because it is replaced when it expires."""
+
+    def read() -> str:
+        try:
+            return file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SchedulerUnavailable(f"no token: {error}") from None
+
+    return read
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for use outside a cluster; inside one, none is needed."""
+    add = parser.add_argument
+    add("--api-server", metavar="URL", help="for use outside the cluster, such as http://127.0.0.1:8001")
+    add("--token-file", type=Path, metavar="FILE", help="with --api-server: file with the token, read at every request")
+
+
+def load_access(options: argparse.Namespace) -> Access:
+    """The access from the options, or that of a pod; raises ConfigurationError."""
+    if url := options.api_server:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"api-server {url!r}: write it like https://10.0.0.1:6443 or http://127.0.0.1:8001."
+            )
+        return Access(url.rstrip("/"), token=read_token_from(options.token_file) if options.token_file else no_token)
+    if options.token_file:
+        raise ConfigurationError("token-file: it requires --api-server.")
+    inside = load_in_cluster_access(os.environ)
+    if inside is None:
+        raise ConfigurationError(
+            "api-server: outside of a pod, start `kubectl proxy` and set --api-server http://127.0.0.1:8001."
+        )
+    return inside
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The objects, the resource version from which a watch continues, and the API server's time."""
+    """The objects, and the API server's time."""
 
     items: list[Object]
-    version: str
     at: datetime
-
-
-WatchEvent = tuple[str, Object]
-"""ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """The object has changed since it was read, or another one has its name."""
 
 
 class Api:
@@ -67,71 +111,40 @@ class Api:
         trusted = access.tls or (access.url.startswith("https:") and trusted_certificates())
         self._client = httpx.Client(base_url=access.url, verify=trusted, timeout=timeout_seconds)
         self._versions: dict[Kind, str] = {}
-        self._retry_at = 0.0
 
     def close(self) -> None:
         self._client.close()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object; None if there is none of this name."""
-        return _read_answer(self._request_object("get", kind, namespace, name), "get", kind)
+        response = self._request_object("get", kind, namespace, name)
+        return None if response is None else _read_object(response, "get", kind)
 
     def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> Listing:
         """All objects with these labels and fields, as they are now, not from a cache; of all namespaces if it is
         empty."""
         params = {"labelSelector": selector, "fieldSelector": fields}
         response = self._request_object("list", kind, namespace, params=params)
-        body = _read_answer(response, "list", kind)
-        if body is None or not isinstance(response, httpx.Response):
+        if response is None:
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
-        version = str(at(body, "metadata", "resourceVersion"))
-        return Listing(list(body.get("items") or []), version, _read_date(response))
+        date = response.headers.get("date")
+        items = _read_object(response, "list", kind).get("items")
+        return Listing(list(items or []), parsedate_to_datetime(date) if date else datetime.now(UTC))
 
-    def watch(
-        self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
-    ) -> Iterator[WatchEvent | None]:
-        """The events from a version on, for `seconds`; fewer if the connection is cut: then watch again.
+    def merge(self, kind: Kind, item: Object, change: Object) -> Object | None:
+        """Change these fields of an object that was read; returns it as it is then, None if it is gone.
 
-        None: the server no longer has the events since this version, so list again.
+        A merge patch that names a uid is refused for another object of the same name.
         """
-        began = False
-        params = {
-            "watch": "1",
-            "labelSelector": selector,
-            "resourceVersion": version,
-            "timeoutSeconds": str(seconds),
-            "allowWatchBookmarks": "true",
-        }
-        path, headers = self._path(kind, namespace), self._headers()
-        try:
-            with self._client.stream("GET", path, params=params, headers=headers) as response:
-                began = True
-                if response.status_code == codes.GONE:
-                    yield None
-                elif response.is_success:
-                    yield from _parse_events(response.iter_lines())
-                else:
-                    response.read()
-                    self._raise_for_status(response, "watch", kind, namespace)
-        except (httpx.HTTPError, OSError) as error:
-            if not began:
-                raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
-
-    def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Conflict | None:
-        """Change the fields in `change`, which may require a uid and a version; None if there is no object."""
-        answer = self._request_object("patch", kind, namespace, name, body=change)
-        return answer if isinstance(answer, Conflict) else _read_answer(answer, "patch", kind)
-
-    def create(self, kind: Kind, namespace: str, item: Object) -> bool:
-        """Create an object; False if there is one with this name."""
-        body = {"apiVersion": self.api_version(kind), "kind": kind.name, **item}
-        return not isinstance(self._request_object("create", kind, namespace, body=body), Conflict)
+        metadata = item["metadata"]
+        body = {**change, "metadata": {**change.get("metadata", {}), "uid": metadata["uid"]}}
+        response = self._request_object("patch", kind, metadata["namespace"], metadata["name"], body=body)
+        return None if response is None else _read_object(response, "patch", kind)
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> None:
         """Delete an object if it exists and is the one that the options require."""
-        self._request_object(
-            "delete", kind, namespace, name, body={"apiVersion": "v1", "kind": "DeleteOptions", **options}
-        )
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        self._request_object("delete", kind, namespace, name, body=options)
 
     def is_granted(self, verb: str, kind: Kind, namespace: str) -> bool:
         """Whether the API server would allow it, in all namespaces if `namespace` is empty."""
@@ -142,7 +155,7 @@ class Api:
             "spec": {"resourceAttributes": attributes},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        response = self._send_request("POST", path, headers={"content-type": "application/json"}, body=review)
+        response = self._send_request("POST", path, body=review)
         allowed = at(object_in(response), "status", "allowed")
         if not response.is_success or not isinstance(allowed, bool):
             raise SchedulerUnavailable(f"what is granted cannot be asked: {_describe_response(response)}")
@@ -157,46 +170,33 @@ class Api:
         *,
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
-    ) -> httpx.Response | Conflict | None:
-        method = {"get": "GET", "list": "GET", "patch": "PATCH", "create": "POST", "delete": "DELETE"}[verb]
-        path = self._path(kind, namespace) + (f"/{name}" if name else "")
-        headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
-        response = self._send_request(method, path, params, headers, body)
-        if response.status_code == codes.CONFLICT:
-            return Conflict()
-        if response.status_code == codes.NOT_FOUND:
+    ) -> httpx.Response | None:
+        """The answer; None if there is no such object, or another one than is to be deleted."""
+        root, where = "/apis" if kind.group else "/api", f"/namespaces/{namespace}" if namespace else ""
+        path = f"{root}/{self._find_version(kind)}{where}/{kind.resource}" + (f"/{name}" if name else "")
+        media_type = MERGE_PATCH if verb == "patch" else "application/json"
+        response = self._send_request(METHODS[verb], path, params, body, media_type)
+        if response.is_success:
+            return response
+        status, message = response.status_code, _describe_response(response)
+        if status == codes.CONFLICT and verb == "delete":
+            return None
+        if status == codes.NOT_FOUND:
             if at(object_in(response), "details", "name"):
                 return None
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
-            raise SchedulerUnavailable(f"{verb} {kind}: {_describe_response(response)}")
-        self._raise_for_status(response, verb, kind, namespace)
-        return response
-
-    def _raise_for_status(self, response: httpx.Response, verb: str, kind: Kind, namespace: str) -> None:
-        """Raise the error of a response, unless it succeeded."""
-        if response.is_success:
-            return
-        status, message = response.status_code, _describe_response(response)
         if status == codes.FORBIDDEN:
             resource = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
             raise RequestRefused(
                 f"the verb {verb!r} on {resource} in namespace {namespace} is not granted to it: {message}"
             )
         if status == codes.UNAUTHORIZED:
-            raise SchedulerUnavailable(f"the API server does not know this receiver's token or certificate: {message}")
+            raise SchedulerUnavailable(f"the API server does not know this receiver's token: {message}")
         if status in REFUSALS:
             raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {message}")
-        retry_after = response.headers.get("retry-after", "")
-        if retry_after.isdecimal():
-            self._retry_at = time.monotonic() + min(float(retry_after), MAX_RETRY_AFTER_SECONDS)
         raise SchedulerUnavailable(f"{verb} {kind}: {message}")
 
-    def _path(self, kind: Kind, namespace: str) -> str:
-        root = "/apis" if kind.group else "/api"
-        where = f"/namespaces/{namespace}" if namespace else ""
-        return f"{root}/{self.api_version(kind)}{where}/{kind.resource}"
-
-    def api_version(self, kind: Kind) -> str:
+    def _find_version(self, kind: Kind) -> str:
         """The API version of a kind on this cluster, such as `batch/v1`."""
         if not kind.group:
             return "v1"
@@ -228,51 +228,25 @@ class Api:
         method: str,
         path: str,
         params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
         body: Object | None = None,
+        media_type: str = "application/json",
     ) -> httpx.Response:
+        token = self._access.token()
+        headers = {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         content = None if body is None else json.dumps(body).encode()
-        headers = {**self._headers(), **(headers or {})}
+        if content is not None:
+            headers["content-type"] = media_type
         try:
             return self._client.request(method, path, params=params, headers=headers, content=content)
         except (httpx.HTTPError, OSError) as error:
             raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
-    def _headers(self) -> dict[str, str]:
-        """The headers of a request; raises SchedulerUnavailable before the server's Retry-After is over."""
-        remaining_seconds = self._retry_at - time.monotonic()
-        if remaining_seconds > 0:
-            raise SchedulerUnavailable(f"the API server asked to retry in {remaining_seconds:.0f} s")
-        token = self._access.token()
-        return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
-
-def _parse_events(lines: Iterator[str]) -> Iterator[WatchEvent | None]:
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # the connection was cut in the middle of a line
-            return
-        if event["type"] != "ERROR":
-            yield event["type"], event["object"]
-        elif at(event, "object", "code") == codes.GONE:
-            yield None
-        else:
-            raise SchedulerUnavailable(f"the watch failed: {at(event, 'object', 'message')}")
-
-
-def _read_answer(answer: httpx.Response | Conflict | None, verb: str, kind: Kind) -> Object | None:
-    if answer is None:
-        return None
-    body = None if isinstance(answer, Conflict) else object_in(answer)
+def _read_object(response: httpx.Response, verb: str, kind: Kind) -> Object:
+    body = object_in(response)
     if not body:
         raise SchedulerUnavailable(f"{verb} {kind}: the API server's answer is no object")
     return body
-
-
-def _read_date(response: httpx.Response) -> datetime:
-    date = response.headers.get("date")
-    return parsedate_to_datetime(date) if date else datetime.now(UTC)
 
 
 def _describe_response(response: httpx.Response) -> str:
@@ -280,44 +254,39 @@ def _describe_response(response: httpx.Response) -> str:
     return f"{response.status_code} {at(object_in(response), 'message') or response.text[:200]}"
 
 
-Verbs = Mapping[Kind, Sequence[str]]
+NEEDS: Mapping[Kind, Sequence[str]] = {
+    **dict.fromkeys(KINDS, ("get", "patch")),
+    WORKLOAD: ("list", "patch"),
+    POD: ("get", "list", "delete"),
+}
+"""The verbs that stops need."""
 
 
-def check_permissions(api: Api, namespaces: Collection[str] | None, stop_by: str, annotates: bool) -> None:
+def check_permissions(api: Api, namespaces: Collection[str] | None) -> None:
     """Ask when the receiver starts what its Role grants, so that a missing verb is not found in the middle of a stop.
 
-    Raises ConfigurationError with the rules that a Role lacks for pods, or for every kind of workload. What else is
-    missing is logged: events, and kinds that are granted in part. So is all of it for any namespace (None), since
-    RoleBindings may grant it in some, and where the API server cannot be asked.
+    Raises ConfigurationError with the rules that a Role lacks for pods, or for every kind of workload. Kinds that are
+    granted in part are logged. So is all of it for any namespace (None), since RoleBindings may grant it in some, and
+    where the API server cannot be asked.
     """
-    needs: dict[Kind, list[str]] = {kind: ["get", "delete" if stop_by == "delete" else "patch"] for kind in KINDS}
-    needs |= {POD: ["get", "list", "watch", "delete"], WORKLOAD: ["get", "list", "patch"], EVENT: ["create"]}
-    if annotates:
-        needs[POD].append("patch")
-    if stop_by != "delete":
-        needs |= {VOLCANO_JOB: ["get"], COMMAND: ["create"]}
     try:
         for namespace in [""] if namespaces is None else sorted(namespaces):
             lacks = {
                 kind: [verb for verb in verbs if not api.is_granted(verb, kind, namespace)]
-                for kind, verbs in needs.items()
+                for kind, verbs in NEEDS.items()
             }
-            _report_missing(namespace, needs, lacks)
+            where = f"in {f'namespace {namespace}' if namespace else 'all namespaces'} this receiver's Role lacks"
+            required = [_describe_rule(POD, lacks[POD])] if lacks[POD] else []
+            if all(lacks[kind] for kind in KINDS):
+                required.append(f"{_describe_rule(JOB, NEEDS[JOB])}, or the same for another kind")
+            if required and namespace:
+                raise ConfigurationError(f"permissions: {where} {'; '.join(required)}.")
+            # A kind without any grant is one that the cluster does not have.
+            partly = [kind for kind in (*KINDS, WORKLOAD) if 0 < len(lacks[kind]) < len(NEEDS[kind])]
+            for rule in (*required, *(_describe_rule(kind, lacks[kind]) for kind in partly)):
+                logger.warning("%s %s", where, rule)
     except SchedulerUnavailable as error:
         logger.warning("permissions are not checked: %s", error)
-
-
-def _report_missing(namespace: str, needs: Verbs, lacks: Verbs) -> None:
-    usable = [kind for kind in KINDS if not lacks[kind] and not (kind is VOLCANO_JOB and lacks.get(COMMAND))]
-    where = f"in {f'namespace {namespace}' if namespace else 'all namespaces'} this receiver's Role lacks"
-    required = [_describe_rule(POD, lacks[POD])] if lacks[POD] else []
-    required += [] if usable else [f"{_describe_rule(JOB, needs[JOB])}, or the same for another kind"]
-    if required and namespace:
-        raise ConfigurationError(f"permissions: {where} {'; '.join(required)}.")
-    # A kind without any grant is one that the cluster does not have.
-    partly = [kind for kind in (*KINDS, WORKLOAD) if 0 < len(lacks[kind]) < len(needs[kind])]
-    for rule in (*required, *(_describe_rule(kind, lacks[kind]) for kind in (*partly, EVENT) if lacks[kind])):
-        logger.warning("%s %s", where, rule)
 
 
 def _describe_rule(kind: Kind, verbs: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """`evalstop-receiver kubernetes`: ends workloads of a Kubernetes cluster.
 
-It suspends or deletes them; they are gone when no pod of theirs holds resources. A run identifies its workload, or its
+It suspends them; they are gone when no pod of theirs holds resources. A run identifies its workload, or its
 pod, with labels that the client adds.
 """
 
@@ -12,31 +12,26 @@ import logging
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
-from evalstop_client.receivers.kubernetes.api import Api, Conflict, check_permissions
-from evalstop_client.receivers.kubernetes.kinds import EVENT, POD, RAY_JOB, WORKLOAD, Kind, Object, at
-from evalstop_client.receivers.kubernetes.pods import PodWatch, is_unschedulable, parse_time, summarize_pods
-from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension, is_queued
+from evalstop_client.receivers.kubernetes.api import Api, add_access_options, check_permissions, load_access
+from evalstop_client.receivers.kubernetes.kinds import BY_NAME, POD, RAY_JOB, WORKLOAD, Kind, Object, at
+from evalstop_client.receivers.kubernetes.pods import SeenPods, is_unschedulable, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.workloads import (
+    Suspension,
     find_successor,
     find_topmost,
-    get_kind,
+    is_queued,
     list_facts,
     read_labels,
 )
 from evalstop_client.receivers.stop.idle_returns import add_return_option
-from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
-from evalstop_client.receivers.stop.processes import copy_environment
 from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-SAVE_ANNOTATION = "evalstop.io/save-checkpoint"
-ANNOTATION = "annotation"
 SUSPENDED = "Suspended"
 OVERDUE = timedelta(seconds=2)  # beyond a pod's grace period, which Kubernetes counts in whole seconds
 
@@ -45,8 +40,6 @@ class KubernetesJobControl:
     """`namespaces`: where workloads may be stopped; None: wherever Kubernetes permits it.
 
     `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
-    `annotates`: whether to request a checkpoint with an annotation if the run has no label for it.
-    `stop_by`: see `Suspension`.
     """
 
     name = "evalstop-receiver kubernetes"
@@ -58,15 +51,12 @@ class KubernetesJobControl:
         *,
         namespaces: frozenset[str] | None,
         cluster: str | None = None,
-        annotates: bool = False,
-        stop_by: str = "suspend",
     ) -> None:
         self._api = api
         self._namespaces = namespaces
         self._cluster = cluster
-        self._annotates = annotates
-        self._suspension = Suspension(api, stop_by)
-        self._followed: dict[str, PodWatch] = {}
+        self._suspension = Suspension(api)
+        self._pods: dict[str, SeenPods] = {}
         self._changing = threading.Lock()
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
@@ -91,45 +81,26 @@ class KubernetesJobControl:
         facts = list_facts(kind, item)
         if self._cluster is not None:
             facts["cluster"] = self._cluster
-        if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
-            facts["checkpoint_signal"] = ANNOTATION
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
         now = self._get_pods(job).list()  # missing permission to list pods is detected now, not after the cancel
         return replace(job, facts={**job.facts, "found_at": now.isoformat()})
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Annotate its running pods, with the same value for the same decision."""
-        if job.facts.get("checkpoint_signal") != ANNOTATION:
-            return False
-        pods = self._get_pods(job)
-        requested: set[str] = set()
-        for _ in range(TRIES):
-            pods.list()
-            running = [pod for pod in pods.holding if pod.phase == "Running" and pod.delete_at is None]
-            waiting = [pod for pod in running if pod.uid not in requested]
-            for pod in waiting:
-                metadata = {"resourceVersion": pod.version, "annotations": {SAVE_ANNOTATION: request.decision_id}}
-                answer = self._api.merge(POD, job.facts["namespace"], pod.name, {"metadata": metadata})
-                if answer is not None and not isinstance(answer, Conflict):
-                    requested.add(pod.uid)
-            if not waiting:
-                break
-        logger.info("requested a checkpoint from %d pods of %s", len(requested), job.id)
-        return bool(requested)
+        """False: pods save on SIGTERM, within their grace period."""
+        return False
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Suspend or delete it; its pods have their own grace period."""
-        logger.info("stopping %s %s", job.facts["kind"], job.id)
-        self._record_event(job, request)
-        self._stop_workload(job, request.decision_id)
+        """Suspend it, annotated with the reason; its pods have their own grace period."""
+        logger.info("suspending %s %s", job.facts["kind"], job.id)
+        self._suspend_workload(job, request.explanation)
 
     def kill_job(self, job: Job) -> None:
-        """Stop it again, delete remaining pods, and force-delete those whose grace period is over.
+        """Suspend it again, delete remaining pods, and force-delete those whose grace period is over.
 
         Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end:
         such a stop is reported as failed, unless the node has said before that the pod's containers ended.
         """
-        self._stop_workload(job)
+        self._suspend_workload(job)
         pods = self._get_pods(job)
         now = pods.list()
         for pod in pods.holding:
@@ -143,12 +114,8 @@ class KubernetesJobControl:
             self._api.delete(POD, job.facts["namespace"], pod.name, options)
 
     def park_job(self, job: Job, request: StopRequest) -> None:
-        """Suspend it; RequestRefused if it cannot be suspended."""
-        logger.info("parking %s %s", job.facts["kind"], job.id)
-        self._record_event(job, request)
-        kind, workload = get_kind(job), self._find_workload(job)
-        if workload is not None and not kind.list_states(workload) & kind.ended:
-            self._suspension.suspend(kind, workload, request.decision_id)
+        """Suspend it, as a stop does."""
+        self.cancel_job(job, request)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
         """Parked when it is suspended and no pod of it holds resources."""
@@ -165,8 +132,7 @@ class KubernetesJobControl:
             raise SchedulerUnavailable(error.detail) from None
 
     def resume_job(self, job: Job) -> None:
-        kind = get_kind(job)
-        workload = self._find_workload(job)
+        kind, workload = BY_NAME[job.facts["kind"]], self._find_workload(job)
         if workload is None:
             raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
         if kind.list_states(workload) & kind.ended:
@@ -198,67 +164,40 @@ class KubernetesJobControl:
                 if kind is POD:
                     raise
 
-    def _record_event(self, job: Job, request: StopRequest) -> None:
-        """Record the reason in an event of the workload; one is enough if the stop is repeated."""
-        kind, namespace, now = get_kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        try:
-            involved = {
-                "apiVersion": self._api.api_version(kind),
-                "kind": kind.name,
-                "namespace": namespace,
-                "name": job.facts["name"],
-                "uid": job.facts["uid"],
-            }
-            event = {
-                "metadata": {"name": f"evalstop-{request.decision_id}", "namespace": namespace},
-                "involvedObject": involved,
-                "type": "Normal",
-                "reason": "ParkedByEvalStop" if request.parks else "StoppedByEvalStop",
-                "message": request.explanation,
-                "source": {"component": "evalstop-receiver"},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-            }
-            self._api.create(EVENT, namespace, event)
-        except (RequestRefused, SchedulerUnavailable) as error:
-            logger.warning("%s gets no event: %s", job.id, error)
-
     def _check_workload(self, job: Job) -> Present | Gone | Unproven:
-        kind, workload, state = get_kind(job), self._find_workload(job), None
+        kind, workload, state = BY_NAME[job.facts["kind"]], self._find_workload(job), None
         pods = self._get_pods(job, workload)
-        pods.follow()
-        if pods.holding:
-            return _describe_present(pods)
         if workload is None:
             state = "Deleted"
-        elif workload["metadata"].get("deletionTimestamp"):
-            return Present("being deleted", runs=False)
         elif ended := kind.list_states(workload) & kind.ended:
             state = min(ended)
         elif self._suspension.is_held(kind, workload):
             state = SUSPENDED
         pods.list()  # listed after its controller confirmed, so that no pod can be missed
-        if pods.holding or state is None:
-            return _describe_present(pods)
+        if holding := pods.holding:
+            is_suspended = workload is not None and at(workload, *kind.suspend_field) is True
+            runs = not is_suspended and any(pod.node and pod.delete_at is None for pod in holding)
+            return Present(f"{holding[0].state}, {len(holding)} of its pods", runs=runs)
+        if state is None:
+            return Present("without pods, but may get some", runs=False)
         if successor := find_successor(self._api, job):
             return Present(f"started again by {job.facts['owner']}, as {successor}")
         with self._changing:
-            self._followed.pop(job.facts["uid"], None)
+            self._pods.pop(job.facts["uid"], None)
         if unproven := pods.unproven:
             listed = ", ".join(f"{pod.name} on {pod.node}" for pod in unproven[:8])
             reason = f"forced: {listed} deleted without an answer from the node; the GPUs are not proven free"
             return Unproven(reason, {"scheduler_state": state, **summarize_pods(pods.own), "gpus_freed": 0})
         return Gone(state, {"scheduler_state": state, **summarize_pods(pods.own)})
 
-    def _stop_workload(self, job: Job, decision_id: str | None = None) -> None:
-        kind, workload = get_kind(job), self._find_workload(job)
+    def _suspend_workload(self, job: Job, reason: str | None = None) -> None:
+        kind, workload = BY_NAME[job.facts["kind"]], self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
-            self._suspension.stop(kind, workload, decision_id)
+            self._suspension.suspend(kind, workload, reason)
 
     def _find_workload(self, job: Job) -> Object | None:
         """The workload that was found, by uid; None if it no longer exists."""
-        workload = self._api.get(get_kind(job), job.facts["namespace"], job.facts["name"])
+        workload = self._api.get(BY_NAME[job.facts["kind"]], job.facts["namespace"], job.facts["name"])
         if workload is None:
             return None
         if workload["metadata"]["uid"] != job.facts["uid"]:
@@ -266,23 +205,16 @@ class KubernetesJobControl:
             return None
         return workload
 
-    def _get_pods(self, job: Job, workload: Object | None = None) -> PodWatch:
+    def _get_pods(self, job: Job, workload: Object | None = None) -> SeenPods:
         """Its pods. A RayJob that was resumed has another Ray cluster: `workload` names the current one."""
-        kind, uid = get_kind(job), job.facts["uid"]
+        kind, uid = BY_NAME[job.facts["kind"]], job.facts["uid"]
         current = kind.selector(workload) if workload and at(workload, "status", "rayClusterName") else None
         with self._changing:
-            pods = self._followed.get(uid)
+            pods = self._pods.get(uid)
             if pods is None or current not in (None, pods.selector):
                 selector, owner = current or job.facts["selector"], uid if kind.owns_pods else None
-                pods = self._followed[uid] = PodWatch(self._api, job.facts["namespace"], selector, owner)
+                pods = self._pods[uid] = SeenPods(self._api, job.facts["namespace"], selector, owner)
             return pods
-
-
-def _describe_present(pods: PodWatch) -> Present:
-    if not (holding := pods.holding):
-        return Present("without pods, but may get some", runs=False)
-    runs = any(pod.node and pod.delete_at is None for pod in holding)
-    return Present(f"{holding[0].state}, {len(holding)} of its pods", runs=runs)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -295,13 +227,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--allow-any-namespace", action="store_true", help="stop workloads in any namespace that Kubernetes permits")
     add("--cluster", metavar="NAME", help="handle only runs with this label kubernetes_cluster (default: any run)")
-    add("--stop-by", choices=STOP_METHODS, default="suspend", help="suspend (can be undone) or delete")
-    add(
-        "--checkpoint-annotation",
-        action="store_true",
-        help="annotate pods with evalstop.io/save-checkpoint before they end, for runs without a label "
-        "checkpoint_signal; needs the verb patch on pods (default: only runs with the label `annotation`)",
-    )
     add_return_option(parser)
     add_access_options(parser)
     add_service_options(parser)
@@ -309,15 +234,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    access = load_access(options, copy_environment(options.secret_env, options.key_env))
+    access = load_access(options)
     allowed = None if options.allow_any_namespace else frozenset(options.allow_namespace or [access.namespace])
     with contextlib.closing(Api(access)) as api:
-        check_permissions(api, allowed, options.stop_by, options.checkpoint_annotation)
-        action = KubernetesJobControl(
-            api,
-            namespaces=allowed,
-            cluster=options.cluster,
-            annotates=options.checkpoint_annotation,
-            stop_by=options.stop_by,
-        )
+        check_permissions(api, allowed)
+        action = KubernetesJobControl(api, namespaces=allowed, cluster=options.cluster)
         return run_receiver(action, options, "kubernetes", action.others_wait)

@@ -14,7 +14,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """`suspend_field`: the field that suspends it, empty if a command does. `pods`: a selector template for `selector`.
+    """`suspend_field`: the field that suspends it. `pods`: a selector template for `selector`.
 
     `phase`: the status field with its state; without one, its conditions are its states.
     `owns_pods`: its pods name it as their controller, so that its name need not be trusted.
@@ -23,20 +23,19 @@ class Kind:
     name: str
     group: str
     resource: str
-    pods: str
-    ended: frozenset[str]
-    suspended: frozenset[str] = frozenset({"Suspended"})
+    pods: str = ""
+    ended: frozenset[str] = frozenset()
+    suspended: str = "Suspended"
     suspend_field: tuple[str, ...] = ("spec", "suspend")
     phase: tuple[str, ...] = ()
     owns_pods: bool = False
-    owns_selector: bool = False
 
     def __str__(self) -> str:
-        return self.name if self.group in ("", "batch") else f"{self.name}.{self.group}"
+        return self.name
 
     def selector(self, workload: Object) -> str:
         """The selector of the pods of a workload: a Job's own one, which `manualSelector` may have set."""
-        if own := at(workload, "spec", "selector") if self.owns_selector else None:
+        if own := at(workload, "spec", "selector") if self is JOB else None:
             return _format_selector(own)
         metadata = workload["metadata"]
         cluster = at(workload, "status", "rayClusterName") or metadata["name"]
@@ -55,21 +54,10 @@ JOBSET_PODS = "jobset.sigs.k8s.io/jobset-name={name}"
 KUBEFLOW_PODS = "training.kubeflow.org/job-name={name}"
 KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 
-POD = Kind("Pod", "", "pods", "", frozenset(), suspend_field=())
+POD = Kind("Pod", "", "pods")
 """A run may name a pod; its topmost workload is stopped instead."""
 
-EVENT = Kind("Event", "", "events", "", frozenset(), suspend_field=())
-"""An event of an object, as shown by `kubectl describe`."""
-
-JOB = Kind(
-    "Job",
-    "batch",
-    "jobs",
-    "controller-uid={uid}",
-    frozenset({"Complete", "Failed"}),
-    owns_pods=True,
-    owns_selector=True,
-)
+JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
 JOBSET = Kind("JobSet", "jobset.x-k8s.io", "jobsets", JOBSET_PODS, frozenset({"Completed", "Failed"}))
 TRAIN_JOB = Kind("TrainJob", "trainer.kubeflow.org", "trainjobs", JOBSET_PODS, frozenset({"Complete", "Failed"}))
 PYTORCH_JOB = Kind(
@@ -102,41 +90,22 @@ RAY_CLUSTER = Kind(
     "ray.io",
     "rayclusters",
     "ray.io/cluster={name}",
-    frozenset(),
-    suspended=frozenset({"suspended"}),
+    suspended="suspended",
     phase=("status", "state"),
     owns_pods=True,
 )
-VOLCANO_JOB = Kind(
-    "Job",
-    "batch.volcano.sh",
-    "jobs",
-    "volcano.sh/job-name={name}",
-    frozenset({"Completed", "Failed", "Terminated"}),
-    suspended=frozenset({"Aborted"}),
-    suspend_field=(),
-    phase=("status", "state", "phase"),
-    owns_pods=True,
-)
-KINDS = (JOB, JOBSET, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, RAY_JOB, RAY_CLUSTER, VOLCANO_JOB)
+KINDS = (JOB, JOBSET, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, RAY_JOB, RAY_CLUSTER)
+BY_NAME = {kind.name: kind for kind in (*KINDS, POD)}
+"""What a label may name."""
 
-WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", "", frozenset(), suspend_field=("spec", "active"))
+WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", suspend_field=("spec", "active"))
 """Kueue's object for a workload: while it exists, Kueue resumes a workload that others suspend."""
-
-COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), suspend_field=())
-"""A command for Volcano to act on a job."""
-
-
-def find_kind(text: str) -> Kind | None:
-    """Find a kind by name, with its group after a dot for Volcano's Job."""
-    name, _, group = text.partition(".")
-    return next((kind for kind in (*KINDS, POD) if name == kind.name and group in _groups(kind)), None)
 
 
 def find_kind_of(api_version: str, name: str) -> Kind | None:
     """The kind that an owner reference names."""
-    group = api_version.rpartition("/")[0]
-    return next((kind for kind in (*KINDS, POD) if (kind.group, kind.name) == (group, name)), None)
+    kind = BY_NAME.get(name)
+    return kind if kind is not None and kind.group == api_version.rpartition("/")[0] else None
 
 
 def at(tree: Any, *path: str) -> Any:
@@ -169,7 +138,3 @@ def _format_selector(selector: Object) -> str:
         formats = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
         terms.append(formats.get(term["operator"], f"!{key}"))
     return ",".join(terms)
-
-
-def _groups(kind: Kind) -> tuple[str, ...]:
-    return (kind.group,) if kind is VOLCANO_JOB else (kind.group, "")

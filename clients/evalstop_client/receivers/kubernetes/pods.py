@@ -1,4 +1,4 @@
-"""The pods of one job, followed with list and watch so that the end of a pod is known even after it is deleted."""
+"""The pods of one job, remembered from one list to the next: the end of a pod is known even after it is deleted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Pod:
     uid: str
     name: str
     phase: str
-    version: str = ""
     node: str = ""
     controller_uid: str = ""
     created_at: datetime | None = None
@@ -71,7 +70,6 @@ def parse_pod(item: Object) -> Pod:
         uid=metadata["uid"],
         name=metadata["name"],
         phase=status.get("phase") or "Unknown",
-        version=metadata.get("resourceVersion", ""),
         node=at(item, "spec", "nodeName") or "",
         controller_uid=owners[0]["uid"] if owners else "",
         created_at=parse_time(metadata.get("creationTimestamp")),
@@ -80,11 +78,7 @@ def parse_pod(item: Object) -> Pod:
         is_forced=any(
             condition.get("reason") in LOST_NODE for condition in status.get("conditions") or [] if condition
         ),
-        ends=tuple(
-            end
-            for container_status in status.get("containerStatuses") or []
-            if (end := _parse_end(container_status)) is not None
-        ),
+        ends=tuple(filter(None, map(_parse_end, status.get("containerStatuses") or []))),
     )
 
 
@@ -126,7 +120,8 @@ def digest_containers(spec: Object) -> str:
 
 def _describe_pod(pod: Pod) -> dict[str, Any]:
     ends = [{"container": end.container, "exit_code": end.exit_code, "reason": end.reason} for end in pod.ends]
-    return {"name": pod.name, "node": pod.node, "phase": pod.phase, "ends": ends}
+    phase = pod.phase if pod.is_there or pod.phase in ENDED_PHASES else "Deleted"
+    return {"name": pod.name, "node": pod.node, "phase": phase, "ends": ends}
 
 
 def _parse_end(status: Mapping[str, Any]) -> End | None:
@@ -142,15 +137,8 @@ def _count_gpus(container: Mapping[str, Any]) -> int:
     return sum(int(count) for name, count in limits.items() if "gpu" in name and str(count).isdecimal())
 
 
-WATCH_SECONDS = 1
-
-
-class PodWatch:
-    """The pods that a selector selects, including deleted ones.
-
-    The watch has no thread: each call continues it from the version where the last call ended, and the server sends
-    the events since then.
-    """
+class SeenPods:
+    """The pods that a selector selects, including deleted ones, as they were last seen."""
 
     def __init__(self, api: Api, namespace: str, selector: str, controller_uid: str | None) -> None:
         """`controller_uid`: the uid of the controller that its pods name; None if they name another object."""
@@ -158,8 +146,6 @@ class PodWatch:
         self._namespace = namespace
         self.selector = selector
         self._controller_uid = controller_uid
-        self._version: str | None = None
-        self._is_fresh = False
         self._pods_by_uid: dict[str, Pod] = {}
         self._forced: set[str] = set()
         self.successor_at: datetime | None = None
@@ -199,25 +185,4 @@ class PodWatch:
         present = {pod.uid: pod for pod in map(parse_pod, listing.items)}
         missed = {uid: replace(pod, is_there=False) for uid, pod in self._pods_by_uid.items() if uid not in present}
         self._pods_by_uid = missed | present
-        self._version = listing.version
-        self._is_fresh = True
         return listing.at
-
-    def follow(self) -> None:
-        """Read the events since the last call, waiting up to a second while a pod holds resources."""
-        if self._version is None:
-            self.list()
-        if self._version is None or self._is_fresh or not self.holding:
-            self._is_fresh = False
-            return
-        for event in self._api.watch(POD, self._namespace, self.selector, self._version, WATCH_SECONDS):
-            if event is None:
-                self.list()
-                return
-            change, item = event
-            self._version = item["metadata"]["resourceVersion"]
-            if change != "BOOKMARK":
-                pod = parse_pod(item)
-                self._pods_by_uid = {**self._pods_by_uid, pod.uid: replace(pod, is_there=change != "DELETED")}
-            if not self.holding:
-                return

@@ -1,4 +1,7 @@
-"""Finds the workload to be stopped: that of a run's labels, the topmost of its controllers, and its successor."""
+"""The workload to be stopped: how it is found, and how it is suspended.
+
+It is that of a run's labels, or the topmost of its controllers. It is suspended by its own flag, or by Kueue's.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from datetime import datetime
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import (
-    KINDS,
+    BY_NAME,
     POD,
+    RAY_JOB,
+    WORKLOAD,
     Kind,
     Object,
     at,
     find_controller,
-    find_kind,
     find_kind_of,
+    set_field,
 )
 from evalstop_client.receivers.kubernetes.pods import digest_containers, parse_pod, parse_time
 from evalstop_client.receivers.stop.job_control import Job
@@ -27,10 +32,11 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 def read_labels(labels: Mapping[str, str], namespaces: frozenset[str] | None) -> tuple[Kind, str, str, str]:
     """The object that the labels name, validated: a label must not refer to anything else."""
-    kind = find_kind(labels.get("kubernetes_kind") or "Job")
+    kind = BY_NAME.get(labels.get("kubernetes_kind") or "Job")
     if kind is None:
-        supported = ", ".join(str(supported_kind) for supported_kind in (*KINDS, POD))
-        raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {supported}")
+        raise RequestRefused(
+            f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {', '.join(BY_NAME)}"
+        )
     for label in ("kubernetes_namespace", "kubernetes_name", "kubernetes_uid"):
         if not NAME.fullmatch(labels.get(label, "")):
             raise RequestRefused(f"label {label} is {labels.get(label, '')[:80]!r}, which cannot be")
@@ -71,14 +77,6 @@ def list_facts(kind: Kind, item: Object) -> dict[str, str]:
     return {**facts, "selector": kind.selector(item)}
 
 
-def get_kind(job: Job) -> Kind:
-    """The kind of a job's workload; RequestRefused if only an earlier release knew it."""
-    kind = find_kind(job.facts["kind"])
-    if kind is None:
-        raise RequestRefused(f"this release does not support the kind {job.facts['kind']}, which an earlier one found")
-    return kind
-
-
 def find_successor(api: Api, job: Job) -> str | None:
     """The workload that the controller above, unknown to this receiver, created in place of the one that was ended.
 
@@ -86,8 +84,8 @@ def find_successor(api: Api, job: Job) -> str | None:
     """
     if "owner_uid" not in job.facts:
         return None
-    namespace, name = job.facts["namespace"], job.facts["name"]
-    candidates = [(get_kind(job), api.get(get_kind(job), namespace, name))]
+    kind, namespace = BY_NAME[job.facts["kind"]], job.facts["namespace"]
+    candidates = [(kind, api.get(kind, namespace, job.facts["name"]))]
     for pod in api.list(POD, namespace, "").items:
         created_at = parse_time(pod["metadata"].get("creationTimestamp"))
         is_new = created_at is not None and created_at >= datetime.fromisoformat(job.facts["found_at"])
@@ -101,3 +99,82 @@ def find_successor(api: Api, job: Job) -> str | None:
         if owner is not None and owner["uid"] == job.facts["owner_uid"]:
             return f"{kind} {item['metadata']['name']}"
     return None
+
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+REASON = "evalstop.io/reason"
+
+
+class Suspension:
+    """Suspends and resumes workloads, by Kueue's objects for them where there are any."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._may_be_queued = True
+
+    def suspend(self, kind: Kind, workload: Object, reason: str | None = None) -> None:
+        """Suspend it, so that it has no pods until it is resumed; RequestRefused if the cluster cannot.
+
+        It is annotated with the reason; None: as it is. Repeating it is harmless.
+        """
+        note = {REASON: reason} if reason else {}
+        if queued := self._list_queued(workload):
+            for queued_workload in queued:
+                self._set_suspend(WORKLOAD, queued_workload, False, note)
+            return
+        changed = self._set_suspend(kind, workload, True, note)
+        if changed is not None and at(changed, *kind.suspend_field) is not True:  # as it does with unknown fields
+            raise RequestRefused(
+                f"the API server accepted {'.'.join(kind.suspend_field)} of {kind} {workload['metadata']['name']} but "
+                "dropped it: this cluster cannot suspend it"
+            )
+
+    def resume(self, kind: Kind, workload: Object) -> None:
+        if queued := self._list_queued(workload):
+            for queued_workload in queued:
+                self._set_suspend(WORKLOAD, queued_workload, True, {REASON: None})
+        else:
+            self._set_suspend(kind, workload, False, {REASON: None})
+
+    def is_held(self, kind: Kind, workload: Object) -> bool:
+        """Whether it is stopped, confirmed by its controller, and will not restart by itself."""
+        if at(workload, *kind.suspend_field) is not True or kind.suspended not in kind.list_states(workload):
+            return False
+        return all(at(queued, *WORKLOAD.suspend_field) is False for queued in self._list_queued(workload))
+
+    def _list_queued(self, workload: Object) -> list[Object]:
+        """Kueue's objects for it: none if Kueue does not manage it, which it may do without a label for its queue."""
+        metadata = workload["metadata"]
+        has_queue = QUEUE_LABEL in (metadata.get("labels") or {})
+        if not (has_queue or self._may_be_queued):
+            return []
+        try:
+            queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+        except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
+            if has_queue:
+                raise
+            self._may_be_queued = False
+            return []
+        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
+
+    def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
+        """Set its suspend field; returns the resulting object, None if it is gone."""
+        change = {**set_field(kind.suspend_field, value), "metadata": {"annotations": annotations}}
+        if value and kind is RAY_JOB:  # in the same patch: KubeRay gives up a RayJob that is suspended without it
+            change["spec"]["shutdownAfterJobFinishes"] = True
+        return self._api.merge(kind, item, change)
+
+
+def is_queued(workload: Object) -> bool:
+    """Whether Kueue's object waits for quota that others may free; not if its queue does not exist or is stopped."""
+    conditions = at(workload, "status", "conditions") or []
+    return (
+        at(workload, *WORKLOAD.suspend_field) is not False
+        and not WORKLOAD.list_states(workload) & {"QuotaReserved", "Admitted", "Finished"}
+        and all(condition.get("reason") != "Inadmissible" for condition in conditions)
+    )
+
+
+def _list_owners(item: Object) -> list[Object]:
+    return list(item["metadata"].get("ownerReferences") or [])

@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from evalstop_client.errors import SchedulerUnavailable
@@ -109,18 +108,6 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
         raise SchedulerUnavailable(f"{command[0]} cannot be run: {error}") from None
     output, errors = (text[:MAX_OUTPUT_BYTES].decode(errors="replace") for text in (completed.stdout, completed.stderr))
     return Done(completed.returncode, output, errors)
-
-
-def read_token_from(file: Path) -> Callable[[], str]:
-    """Read a token from a file at every request, because it is replaced when it expires."""
-
-    def read() -> str:
-        try:
-            return file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SchedulerUnavailable(f"no token: {error}") from None
-
-    return read
 
 
 def copy_environment(*private: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import ssl
 from typing import Any
 
 import httpx
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD, Kind
+from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, WORKLOAD, Kind
 
 from tests.fixtures.certificates import get_ssl_context
 
@@ -18,8 +18,6 @@ VERSIONS = {
     "trainer.kubeflow.org": "v1alpha1",
     "kubeflow.org": "v1",
     "ray.io": "v1",
-    "batch.volcano.sh": "v1alpha1",
-    "bus.volcano.sh": "v1alpha1",
     "kueue.x-k8s.io": "v1beta1",
 }
 MERGE = {"content-type": "application/merge-patch+json"}
@@ -103,7 +101,7 @@ def make_definitions() -> list[Json]:
     """A minimal definition, with a status, of each kind that is not built into Kubernetes."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     items = []
-    for kind in (*KINDS, WORKLOAD, COMMAND):
+    for kind in (*KINDS, WORKLOAD):
         if kind.group == "batch":
             continue
         version: Json = {
@@ -111,7 +109,7 @@ def make_definitions() -> list[Json]:
             "served": True,
             "storage": True,
             "schema": {"openAPIV3Schema": anything},
-            "subresources": {"status": {}} if kind is not COMMAND else {},
+            "subresources": {"status": {}},
         }
         names = {"plural": kind.resource, "singular": kind.name.lower(), "kind": kind.name}
         items.append(

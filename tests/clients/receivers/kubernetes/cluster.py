@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Unproven
-from evalstop_client.receivers.kubernetes.access import Access
-from evalstop_client.receivers.kubernetes.api import Api
+from evalstop_client.receivers.kubernetes.api import Access, Api
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
-from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
@@ -34,22 +33,13 @@ RECEIVER = "system:serviceaccount:evalstop:evalstop-receiver"
 GRACE_SECONDS = 2
 
 TRAINER = """
-import os, pathlib, signal, sys, time
-folder, ignores_sigterm = pathlib.Path(os.environ["PODINFO"]), sys.argv[1] == "ignores-sigterm"
+import os, pathlib, signal, sys
 def end(*_):
     sys.exit(7)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores_sigterm else end)
-saves, last_request = pathlib.Path(sys.argv[2]), None
-saves.touch()
-pathlib.Path(f"{saves}.{os.getpid()}").touch()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "ignores-sigterm" else end)
+pathlib.Path(f"{sys.argv[2]}.{os.getpid()}").touch()
 while True:
-    lines = (folder / "annotations").read_text().splitlines() if (folder / "annotations").exists() else []
-    request = [line for line in lines if line.startswith("evalstop.io/save-checkpoint=")]
-    if request and request != last_request:
-        last_request = request
-        with saves.open("a") as file:
-            file.write("saved ")
-    time.sleep(0.02)
+    signal.pause()
 """
 
 
@@ -92,9 +82,6 @@ class FoundJob:
     def resume(self) -> None:
         self.job_control.resume_job(self.found)
 
-    def request_checkpoint(self) -> bool:
-        return self.job_control.request_checkpoint(self.found, make_stop_request(self.labels))
-
 
 @dataclass
 class KubernetesCluster:
@@ -108,6 +95,11 @@ class KubernetesCluster:
     granted: list[str] = field(default_factory=list)
     names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
+    @property
+    def kind(self) -> Kind:
+        """A kind that can be suspended here: Kubernetes 1.20, which the real server is of, cannot suspend a Job."""
+        return JOBSET if self.server.is_real else JOB
+
     def connect(self, token: str | None = None) -> Api:
         """The API with the receiver's token, or another one."""
         api = Api(Access(self.server.url, NAMESPACE, lambda: token or self.server.token, self.server.tls))
@@ -116,9 +108,7 @@ class KubernetesCluster:
 
     def job_control(self, **options: Any) -> KubernetesJobControl:
         """A receiver's job control."""
-        return KubernetesJobControl(
-            self.connect(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options}
-        )
+        return KubernetesJobControl(self.connect(), **{"namespaces": frozenset({NAMESPACE}), **options})
 
     def grant_verbs(self, group: str, resource: str, *verbs: str, everywhere: bool = False) -> None:
         """Grant the receiver verbs beyond the manifest of deploy/, in one namespace or in all."""
@@ -136,20 +126,18 @@ class KubernetesCluster:
         self, kind: Kind = JOB, *, ignores_sigterm: bool = False, command: list[str] | None = None, **spec: Any
     ) -> Json:
         """Create a workload and wait until its pods run; with `ignores_sigterm` they ignore SIGTERM."""
-        number = next(self.names)
-        name = f"train-{number}"
+        name = f"train-{next(self.names)}"
         trainer = [
             sys.executable,
             "-c",
             TRAINER,
             "ignores-sigterm" if ignores_sigterm else "",
-            str(self.saves_file(number)),
+            str(self.folder / name),
         ]
         item = self.create_workload(name, command or trainer, kind, **spec)
         wait_until(lambda: self.is_running(name))
         if command is None:
-            started_files = f"{self.saves_file(number).name}.*"
-            wait_until(lambda: len(list(self.folder.glob(started_files))) >= len(self.list_pods(name)))
+            wait_until(lambda: len(list(self.folder.glob(f"{name}.*"))) >= len(self.list_pods(name)))
         if kind is RAY_JOB:
             wait_until(lambda: at(self.read_object(kind, item), "status", "rayClusterName"))
         return item
@@ -228,13 +216,6 @@ class KubernetesCluster:
             self.admin.patch(kind, item, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}})
         return self.admin.create(WORKLOAD, NAMESPACE, workload)
 
-    def saves_file(self, number: int) -> Path:
-        return self.folder / f"saves-{number}"
-
-    def count_saves(self, item: Json) -> int:
-        """How often a workload's pods have saved."""
-        return len(self.saves_file(int(item["metadata"]["name"].partition("-")[2])).read_text().split())
-
     def delete_everything(self) -> None:
         """Delete everything, and wait until it is gone."""
         self.node.lost = False
@@ -261,20 +242,13 @@ class KubernetesLauncher:
 
     kubernetes: KubernetesCluster
     kind: Kind = JOB
-    options: Mapping[str, Any] = field(default_factory=dict)
     is_queued: bool = False
-    item: Json = field(default_factory=dict)
 
     def start(self, ignores_sigterm: bool = False) -> StartedJob:
-        self.item = self.kubernetes.start_workload(self.kind, ignores_sigterm=ignores_sigterm)
+        item = self.kubernetes.start_workload(self.kind, ignores_sigterm=ignores_sigterm)
         if self.is_queued:
-            self.kubernetes.add_to_kueue(self.kind, self.item)
-        if self.options.get("stop_by") == "delete":
-            self.kubernetes.grant_verbs(self.kind.group, self.kind.resource, "delete")
-        return StartedJob(self.kubernetes.job_control(**self.options), self.kubernetes.get_run_labels(self.item))
-
-    def count_saves(self) -> int:
-        return min(1, self.kubernetes.count_saves(self.item))  # several pods write to one file
+            self.kubernetes.add_to_kueue(self.kind, item)
+        return StartedJob(self.kubernetes.job_control(), self.kubernetes.get_run_labels(item))
 
 
 @cache
@@ -297,7 +271,7 @@ def _run_cluster(server: ApiServer, admin: Admin, folder: Path) -> Iterator[Kube
         admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     for item in load_manifest("kubernetes/receiver-role.yaml"):
         admin.apply(item)
-    with Controllers(admin, runs_jobs=not server.is_real), Node(admin, folder / "node") as node:
+    with Controllers(admin, runs_jobs=not server.is_real), Node(admin) as node:
         kubernetes = KubernetesCluster(server, admin, node, folder)
         try:
             yield kubernetes

@@ -1,7 +1,7 @@
 """Substitutes for a cluster's controllers, over HTTP: they create pods, delete them on suspension, and set statuses.
 
-On a real API server Kubernetes' own controller handles batch/v1 Jobs. Those of Kueue, JobSet, Kubeflow, KubeRay and
-Volcano have substitutes there too.
+On a real API server Kubernetes' own controller handles batch/v1 Jobs. Those of Kueue, JobSet, Kubeflow and KubeRay
+have substitutes there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import (
-    COMMAND,
     JOB,
     JOBSET,
     KINDS,
@@ -23,7 +22,6 @@ from evalstop_client.receivers.kubernetes.kinds import (
     RAY_CLUSTER,
     RAY_JOB,
     TRAIN_JOB,
-    VOLCANO_JOB,
     WORKLOAD,
     Kind,
     at,
@@ -63,8 +61,6 @@ class Controllers:
             self._ended.wait(PAUSE_SECONDS)
 
     def _reconcile_all(self) -> None:
-        for command in self._admin.list(COMMAND):
-            self._run_volcano_command(command)
         for workload in self._admin.list(WORKLOAD):
             self._apply_kueue_workload(workload)
         for kind in self._kinds:
@@ -106,22 +102,18 @@ class Controllers:
             if name not in existing:
                 self._admin.create(_find_kind(child), item["metadata"]["namespace"], child)
         suspended = not wanted and (kind is not JOB or not children)
-        self._set_state(kind, item, min(kind.suspended) if suspended else "", len(children))
+        self._set_state(kind, item, kind.suspended if suspended else "", len(children))
 
     def _is_suspended(self, kind: Kind, item: Json) -> bool:
-        if kind is VOLCANO_JOB:
-            return bool(kind.list_states(item) & kind.suspended)
-        return at(item, *kind.suspend_field) is True or (kind is JOB and at(item, "spec", "parallelism") == 0)
+        return at(item, *kind.suspend_field) is True
 
     def _set_state(self, kind: Kind, item: Json, state: str, active: int) -> None:
         """Set the status of a workload to one state: a phase, or conditions."""
-        if kind is JOB and at(item, "spec", "suspend") is not True and state in kind.suspended:
-            state = ""
         status: Json = {"active": active} if kind is JOB else {}
-        if kind.phase and kind is not VOLCANO_JOB:
+        if kind.phase:
             status = {**status, **set_field(kind.phase[1:], state or "Running")}
-        elif not kind.phase:
-            types = sorted(kind.suspended | ({state} if state else frozenset()))
+        else:
+            types = sorted({kind.suspended} | ({state} if state else set()))
             status["conditions"] = [{"type": name, "status": "True" if name == state else "False"} for name in types]
             if state == "Failed":
                 status["conditions"][types.index(state)]["reason"] = "BackoffLimitExceeded"
@@ -129,15 +121,6 @@ class Controllers:
             status["rayClusterName"] = "" if state else item["status"]["rayClusterName"]
         if any(at(item, "status", name) != value for name, value in status.items()):
             self._admin.set_status(kind, item, status)
-
-    def _run_volcano_command(self, command: Json) -> None:
-        """Carry out a command and delete it, as Volcano does."""
-        target = command["target"]
-        job = self._admin.get(VOLCANO_JOB, command["metadata"]["namespace"], target["name"])
-        if job is not None and job["metadata"]["uid"] == target["uid"]:
-            phase = {"AbortJob": "Aborted", "ResumeJob": "Running"}[command["action"]]
-            self._admin.set_status(VOLCANO_JOB, job, {"state": {"phase": phase}})
-        self._admin.delete(COMMAND, command)
 
     def _apply_kueue_workload(self, workload: Json) -> None:
         """Suspend or resume a queued job, as Kueue does whatever else the job's spec says."""
@@ -193,7 +176,6 @@ def _make_children(kind: Kind, item: Json) -> list[Json]:
     pod_labels = {
         PYTORCH_JOB: kubeflow,
         RAY_CLUSTER: {"ray.io/cluster": name},
-        VOLCANO_JOB: {"volcano.sh/job-name": name},
     }
     return [_make_pod(kind, item, f"{name}-{index}", pod_labels[kind]) for index in range(2)]
 

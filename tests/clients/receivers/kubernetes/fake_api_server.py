@@ -8,7 +8,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.clients.receivers.kubernetes.fake_access import authorize
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
 from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
@@ -29,7 +28,7 @@ class FakeApiServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a client that disconnects during a watch; report other errors."""
+        """Ignore a client that disconnects; report other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -62,33 +61,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.cluster.closing:
                 self.close_connection = True
                 return
-            if query.get("watch"):
-                self._watch(request)
-                return
             code, body = self.server.cluster.answer(request)
             self._send(code, body)
         except StatusError as status:
             self._send(status.code, status.body, status.headers)
-
-    def _watch(self, request: Request) -> None:
-        cluster = self.server.cluster
-        with cluster.storage.changed:
-            cluster.route(request)
-            for fault in list(cluster.faults):
-                fault(request)
-            cluster.requests.append(("watch", request.path, request.user))
-            authorize(cluster.storage, request, "watch")
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        for line in cluster.watch(request):
-            if line is None:
-                self.close_connection = True
-                return
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-            self.wfile.flush()
-        self.wfile.write(b"0\r\n\r\n")
 
     def _send(self, code: int, body: Json | str, headers: dict[str, str] | None = None) -> None:
         raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()

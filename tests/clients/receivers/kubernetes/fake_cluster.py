@@ -1,7 +1,7 @@
 """The answers of a fake Kubernetes API server, as strict as the real one.
 
 fake_storage.py holds its objects, fake_access.py says who may use them. The server implements resource versions,
-watches with a bounded history, merge patches, preconditions, grace periods, finalizers, garbage collection and RBAC.
+merge patches, preconditions, grace periods, finalizers, garbage collection and RBAC.
 Controllers and nodes use it over HTTP, as in a cluster. real/test_fake_api_server.py compares its answers with a real
 server's.
 """
@@ -9,10 +9,8 @@ server's.
 from __future__ import annotations
 
 import copy
-import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -40,7 +38,6 @@ class FakeCluster:
     knows_suspend: bool = True
     faults: list[Callable[[Request], None]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
-    watch_cuts_after: int | None = None  # events after which a watch is cut in mid-line
 
     def __post_init__(self) -> None:
         self.storage = FakeStorage()
@@ -93,7 +90,7 @@ class FakeCluster:
 
     def verb(self, request: Request) -> str:
         if request.method == "GET" and not request.name:
-            return "watch" if request.query.get("watch") in ("1", "true") else "list"
+            return "list"
         named = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
         verb = named.get(request.method) if request.name else None
         if request.method == "POST" and (not request.name or request.subresource == "binding"):
@@ -103,46 +100,6 @@ class FakeCluster:
                 405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
             )
         return verb
-
-    def watch(self, request: Request) -> Iterator[bytes | None]:
-        """The lines of a watch; None where the connection is cut."""
-        key, seconds = self._get_key(request), int(request.query.get("timeoutSeconds", "60"))
-        until, sent = time.monotonic() + seconds, 0
-        seen = int(request.query["resourceVersion"])
-        known = {uid for uid, item in self._selected_before(request, seen).items()}
-        while True:
-            with self.storage.changed:
-                if seen < self.storage.forgotten:
-                    yield _format_line("ERROR", StatusError(410, "Expired", f"too old resource version: {seen}").body)
-                    return
-                events = [event for event in self.storage.history if event[0] > seen and event[1] == key]
-                ended = self.closing or time.monotonic() >= until
-                if not events and not ended:
-                    self.storage.changed.wait(min(0.2, max(0.0, until - time.monotonic())))
-                    continue
-            for version, _, kind, item in events:
-                seen = version
-                if request.namespace and item["metadata"].get("namespace") != request.namespace:
-                    continue
-                uid = item["metadata"]["uid"]
-                matches = matches_selector(item, request.query.get("labelSelector", "")) and kind != "DELETED"
-                if not matches and uid not in known:
-                    continue
-                event_type = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
-                known = known | {uid} if matches else known - {uid}
-                line = _format_line(event_type, item)
-                if self.watch_cuts_after is not None and sent >= self.watch_cuts_after:
-                    self.watch_cuts_after = None
-                    yield line[: len(line) // 2]
-                    yield None
-                    return
-                sent += 1
-                yield line
-            if ended and not events:
-                if request.query.get("allowWatchBookmarks") and not self.closing:
-                    marked = {"metadata": {"resourceVersion": str(max(seen, 1))}}
-                    yield _format_line("BOOKMARK", marked)
-                return
 
     def _get(self, request: Request) -> tuple[int, Json]:
         item = self.storage.read(self._get_key(request), request.namespace, request.name, *self._get_names(request))
@@ -170,7 +127,7 @@ class FakeCluster:
                 raise StatusError(409, "Conflict", f"pod {request.name} is already assigned to a node")
             pod["spec"]["nodeName"] = body["target"]["name"]
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-            self.storage.write("/pods", pod, "MODIFIED")
+            self.storage.write("/pods", pod)
             return 201, {"kind": "Status", "status": "Success", "code": 201}
         if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
             raise StatusError(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
@@ -196,7 +153,7 @@ class FakeCluster:
         if resource.has_status:
             body.pop("status", None)
         self._apply_defaults(resource, body)
-        self.storage.write(self._get_key(request), body, "ADDED")
+        self.storage.write(self._get_key(request), body)
         if resource.kind == "CustomResourceDefinition":
             self._add_resource(body)
         return 201, body
@@ -234,7 +191,7 @@ class FakeCluster:
         if request.resource.is_custom and after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"]["generation"] + 1
         if after != before:
-            self.storage.write(key, after, "MODIFIED")
+            self.storage.write(key, after)
         self.storage.finalize(key, after)
         return 200, after
 
@@ -259,20 +216,6 @@ class FakeCluster:
             for (item_key, namespace, _), item in sorted(self.storage.objects.items())
             if item_key == key and request.namespace in ("", namespace)
         ]
-
-    def _selected_before(self, request: Request, version: int) -> dict[str, Json]:
-        with self.storage.changed:
-            known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._list_objects(request)}
-            for at, key, kind, item in reversed(self.storage.history):
-                if at > version and key == self._get_key(request):
-                    known.pop(item["metadata"]["uid"], None)
-                    if kind != "ADDED":
-                        known[item["metadata"]["uid"]] = item
-            return {
-                uid: item
-                for uid, item in known.items()
-                if matches_selector(item, request.query.get("labelSelector", ""))
-            }
 
     def _apply_defaults(self, resource: Resource, item: Json) -> None:
         """Drop unknown fields, as the server does without validation, and fill in defaults."""
@@ -363,7 +306,3 @@ class FakeCluster:
         if request.raw and given != media_type:
             message = f"the body of the request was in an unknown format - accepted media types include: {media_type}"
             raise StatusError(415, "UnsupportedMediaType", message)
-
-
-def _format_line(kind: str, item: Json) -> bytes:
-    return json.dumps({"type": kind, "object": item}).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""The objects of a fake API server, with their versions, history and garbage collection."""
+"""The objects of a fake API server, with their versions and garbage collection."""
 
 from __future__ import annotations
 
@@ -31,18 +31,12 @@ class StatusError(Exception):
 
 
 class FakeStorage:
-    """Objects by group/plural, namespace and name. Every reader and writer holds `changed`.
+    """Objects by group/plural, namespace and name. Every reader and writer holds `changed`."""
 
-    `history_length`: how many events a watch can start before.
-    """
-
-    def __init__(self, history_length: int = 1_000) -> None:
-        self.history_length = history_length
+    def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 100
-        self.forgotten = 0
         self.objects: dict[tuple[str, str, str], Json] = {}
-        self.history: list[tuple[int, str, str, Json]] = []  # version, group/plural, type, object
 
     def remove(self, key: str, item: Json, policy: str, grace: int | None) -> None:
         metadata = item["metadata"]
@@ -54,24 +48,24 @@ class FakeStorage:
                 if left < metadata.get("deletionGracePeriodSeconds", left + 1):
                     metadata["deletionTimestamp"] = format_time(datetime.now(UTC) + timedelta(seconds=left))
                     metadata["deletionGracePeriodSeconds"] = left
-                    self.write(key, item, "MODIFIED")
+                    self.write(key, item)
                 return
             if bound and "deletionTimestamp" not in metadata:
                 metadata |= {"deletionTimestamp": format_time(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self.write(key, item, "MODIFIED")
+                self.write(key, item)
         elif policy == "Foreground" and FOREGROUND not in metadata.get("finalizers", []):
             metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
             metadata.setdefault("deletionTimestamp", format_time(datetime.now(UTC)))
             metadata["deletionGracePeriodSeconds"] = 0
-            self.write(key, item, "MODIFIED")
+            self.write(key, item)
             return
         if metadata.get("finalizers"):
             if "deletionTimestamp" not in metadata:
                 metadata |= {"deletionTimestamp": format_time(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self.write(key, item, "MODIFIED")
+                self.write(key, item)
             return
         del self.objects[key, metadata.get("namespace", ""), metadata["name"]]
-        self.record(key, item, "DELETED")
+        self.version += 1
 
     def finalize(self, key: str, item: Json) -> None:
         """Delete an object that was only waiting for a finalizer that is now gone."""
@@ -99,29 +93,16 @@ class FakeStorage:
                 finalizers = item["metadata"].get("finalizers", [])
                 if FOREGROUND in finalizers and item["metadata"]["uid"] not in owned:
                     item["metadata"]["finalizers"] = [name for name in finalizers if name != FOREGROUND]
-                    self.write(key, item, "MODIFIED")
+                    self.write(key, item)
                     self.finalize(key, item)
             if self.version == before:
                 return
 
-    def write(self, key: str, item: Json, kind: str) -> None:
-        self.record(key, item, kind)
-        metadata = item["metadata"]
-        self.objects[key, metadata.get("namespace", ""), metadata["name"]] = item
-
-    def record(self, key: str, item: Json, kind: str) -> None:
+    def write(self, key: str, item: Json) -> None:
         self.version += 1
-        item["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, key, kind, copy.deepcopy(item)))
-        while len(self.history) > self.history_length:
-            self.forgotten = self.history.pop(0)[0]
-
-    def compact(self) -> None:
-        """Forget the history, as a compaction does: watches from earlier versions get 410."""
-        with self.changed:
-            self.version += 1
-            self.forgotten = self.version
-            self.history.clear()
+        metadata = item["metadata"]
+        metadata["resourceVersion"] = str(self.version)
+        self.objects[key, metadata.get("namespace", ""), metadata["name"]] = item
 
     def read(self, key: str, namespace: str, name: str, plural: str, group: str) -> Json:
         item = self.objects.get((key, namespace, name))

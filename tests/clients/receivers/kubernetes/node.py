@@ -1,6 +1,6 @@
 """A node whose pods are processes, over HTTP: it binds every pod, runs its command, and ends it as a kubelet would.
 
-There are no containers: a pod's first container is a process group, and its downward API is the environment and a file.
+There are no containers: a pod's first container is a process group, and its downward API is the environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
@@ -32,7 +31,6 @@ class Container:
     """A pod's process. `kill_at`: the end of its grace period, by the node's monotonic clock."""
 
     process: subprocess.Popen[bytes]
-    folder: Path
     kill_at: float | None = None
     is_reported_running: bool = False
 
@@ -42,9 +40,8 @@ class Node:
 
     name = "node-1"
 
-    def __init__(self, admin: Admin, folder: Path, gpus: int = 64) -> None:
+    def __init__(self, admin: Admin, gpus: int = 64) -> None:
         self._admin = admin
-        self._folder = folder
         self.gpus = gpus
         self._containers: dict[str, Container] = {}
         self._ended = threading.Event()
@@ -101,7 +98,6 @@ class Node:
             if deleted:
                 self._admin.delete(POD, pod, gracePeriodSeconds=0)
             return
-        _write_annotations(container.folder / "annotations", pod["metadata"].get("annotations", {}))
         if container.process.poll() is not None:
             self._report_end(pod, container)
         elif deleted:
@@ -116,14 +112,12 @@ class Node:
             container.is_reported_running = True
 
     def _start(self, pod: Json) -> Container:
-        folder = self._folder / pod["metadata"]["uid"]
-        folder.mkdir(parents=True)
         first = pod["spec"]["containers"][0]
         variables = {variable["name"]: _read_value(variable, pod) for variable in first.get("env", [])}
-        environment = {**os.environ, "PODINFO": str(folder), **variables}
+        environment = {**os.environ, **variables}
         command = [_expand(word, variables) for word in (*first["command"], *first.get("args", []))]
         process = subprocess.Popen(command, env=environment, start_new_session=True)
-        return Container(process, folder)
+        return Container(process)
 
     def _report_end(self, pod: Json, container: Container) -> None:
         code = container.process.returncode
@@ -160,14 +154,6 @@ def _read_value(variable: Json, pod: Json) -> str:
         return str(variable["value"])
     label = LABEL.fullmatch(path)
     return str(pod["metadata"]["labels"].get(label[1], "") if label else at(pod, *path.split(".")))
-
-
-def _write_annotations(file: Path, annotations: dict[str, str]) -> None:
-    text = "".join(f'{name}="{value}"\n' for name, value in sorted(annotations.items()))
-    if not file.exists() or file.read_text() != text:
-        draft = file.with_suffix(".tmp")
-        draft.write_text(text)
-        draft.replace(file)
 
 
 def _send_signal(container: Container, number: signal.Signals) -> None:

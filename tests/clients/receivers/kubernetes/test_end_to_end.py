@@ -38,16 +38,17 @@ def running_receiver(
     """`evalstop-receiver kubernetes` as the docs start it, with an endpoint of its own."""
     ready, secret, token, log = (folder / name for name in ("ready.json", "secret", "token", "log"))
     token.write_text(kubernetes.server.token)
-    _, documented = read_block("outside a cluster").splitlines()  # the first line is for a kubeconfig
+    (documented,) = [line for line in read_block("outside a cluster").splitlines() if "evalstop-receiver" in line]
     documented = documented.replace("http://127.0.0.1:8001", kubernetes.server.url).replace(
         "127.0.0.1:9000", "127.0.0.1:0"
     )
     command = [*RECEIVER, *shlex.split(documented)[1:], "--token-file", str(token)]
-    command += ["--ca-file", str(kubernetes.server.ca_file)] if kubernetes.server.ca_file else []
     command += ["--secret-file", str(secret), "--ready-file", str(ready), "--state", str(folder / "state")]
     command += ["--url", service.url, "--poll-seconds", "0.2"]
+    environment = {**os.environ, "EVALSTOP_KEY": service.key}
+    environment |= {"SSL_CERT_FILE": str(kubernetes.server.ca_file)} if kubernetes.server.ca_file else {}
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stderr=errors, env={**os.environ, "EVALSTOP_KEY": service.key})
+        process = subprocess.Popen(command, stderr=errors, env=environment)
     try:
         wait_until(lambda: ready.exists() or process.poll() is not None)
         body = {"url": json.loads(ready.read_text())["url"], "event_types": ["run.stop_requested"]}
@@ -92,7 +93,7 @@ def test_stop_frees_a_gpu_for_a_waiting_job(kubernetes: KubernetesCluster, tmp_p
 def submit_trainer(
     kubernetes: KubernetesCluster, service: Service, name: str, preset: str, steps: int, folder: Path
 ) -> Json:
-    """A Job that runs the example trainer."""
+    """A workload that runs the example trainer."""
     options = ["--hasten", "20", "--preset", preset, "--steps", str(steps), "--checkpoints", str(folder / name)]
     variables = {
         "EVALSTOP_URL": service.url,
@@ -101,7 +102,8 @@ def submit_trainer(
         "EVALSTOP_SPOOL": str(folder / "spool"),
         "OMP_NUM_THREADS": "1",
     }
-    return kubernetes.create_workload(name, [sys.executable, *TRAIN, *options], variables=variables, grace_seconds=30)
+    command = [sys.executable, *TRAIN, *options]
+    return kubernetes.create_workload(name, command, kubernetes.kind, variables=variables, grace_seconds=30)
 
 
 def find_run(api: httpx.Client, name: str) -> dict[str, Any] | None:

@@ -31,9 +31,7 @@ def find_whether_others_wait(job: FoundJob) -> bool:
     return job.job_control.others_wait(job.found, [job.found])
 
 
-@pytest.mark.parametrize(
-    "kind", [RAY_JOB, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in (JOB, JOBSET))], ids=str
-)
+@pytest.mark.parametrize("kind", [RAY_JOB, pytest.param(JOBSET, marks=pytest.mark.nightly)], ids=str)
 def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """It stays suspended while a pod waits, runs when none does, and is set aside again, as often as it may."""
     kubernetes.node.gpus = 2 if kind is RAY_JOB else 1
@@ -117,7 +115,7 @@ def set_quota(kubernetes: KubernetesCluster, workload: Json, status: str, reason
 
 def test_pods_elsewhere_count_where_they_may_be_listed(kubernetes: KubernetesCluster) -> None:
     """Without a ClusterRole only the namespaces in which workloads may be stopped are looked at."""
-    job = kubernetes.find_job(kubernetes.start_workload())
+    job = kubernetes.find_job(kubernetes.start_workload(kubernetes.kind))
     park(job)
     kubernetes.node.gpus = 0
     container = {"name": "a", "image": "none", "command": SLEEP, "resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -17,7 +17,7 @@ from evalstop_client.receivers.slurm.control import SlurmJobControl
 from evalstop_client.receivers.stop.job_control import parse_stop_request
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import Conformance, find_job, make_stop_request, wait_until_gone
+from tests.clients.receivers.conformance import SavingConformance, find_job, make_stop_request, wait_until_gone
 from tests.clients.receivers.slurm.launcher import FULL_SIGNAL, USER, SlurmLauncher
 from tests.clients.webhooks import make_stop_event
 from tests.fixtures.slurm import SlurmCluster
@@ -25,7 +25,7 @@ from tests.fixtures.slurm import SlurmCluster
 pytestmark = pytest.mark.real
 
 
-class TestSlurm(Conformance):
+class TestSlurm(SavingConformance):
     """squeue, scancel and scontrol."""
 
 

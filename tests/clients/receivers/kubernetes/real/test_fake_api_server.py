@@ -56,19 +56,6 @@ class Client:
     def raw(self, path: str) -> Json:
         return dict(self.http.get(path).raise_for_status().json())
 
-    def watch(self, path: str, version: str) -> list[tuple[str, str]]:
-        """The events of a watch, as (type, name) or (type, code)."""
-        events = []
-        params = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "1", "labelSelector": "app=a"}
-        with self.http.stream("GET", path, params=params) as response:
-            if not response.is_success:
-                return [("ERROR", str(response.status_code))]
-            for line in response.iter_lines():
-                event = json.loads(line)
-                item = event["object"]
-                events.append((event["type"], str(item.get("code") or item["metadata"].get("name"))))
-        return events
-
 
 def normalize(body: Any) -> Any:
     """An error by its reason and object; an object by its requested and defaulted fields."""
@@ -246,20 +233,7 @@ def foreground(call: Client) -> Iterator[Any]:
     wait_until(lambda: call("GET", here)[0] == 404)
 
 
-def watches(call: Client) -> Iterator[Any]:
-    """A watch with a selector, and one from an expired version."""
-    version = call.raw(PODS)["metadata"]["resourceVersion"]
-    yield list(create_bound_pod(call, "seen"))
-    here = f"{PODS}/seen"
-    yield call.merge(here, {"metadata": {"annotations": {"a": "1"}}})[0]
-    yield call.merge(here, {"metadata": {"labels": {"app": "b"}}})[0]
-    yield call.merge(here, {"metadata": {"labels": {"app": "a"}}})[0]
-    yield call("POST", PODS, {**pod("unseen"), "metadata": {"name": "unseen", "labels": {"app": "b"}}})[0]
-    yield call("DELETE", here, {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0})[0]
-    yield call.watch(PODS, version)
-
-
-EXCHANGES = [missing, unauthorized, granted, patches, custom, graces, foreground, watches]
+EXCHANGES = [missing, unauthorized, granted, patches, custom, graces, foreground]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: str(exchange.__name__))

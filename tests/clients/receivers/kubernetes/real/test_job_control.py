@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
-from evalstop_client.receivers.kubernetes.kinds import JOB
+from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, Kind
 
 from tests.clients.receivers.conformance import make_stop_request
-from tests.clients.receivers.kubernetes.cluster import KubernetesCluster
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
 from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401  # and these
-    test_completed_job_is_gone_and_not_suspended,
-    test_every_kind_is_found_stopped_and_resumed,
+    stop_and_resume,
     test_externally_resumed_workload_is_present_again,
     test_kill_deletes_pods_that_their_controller_left,
-    test_pods_are_annotated_by_label_or_option,
     test_pods_of_a_lost_node_are_deleted_after_their_grace,
     test_recreated_workload_is_left_alone,
     test_report_has_the_pods_ends,
     test_resume_of_a_deleted_job_is_refused,
+    test_stopped_workload_says_why,
 )
 from tests.clients.receivers.kubernetes.test_job_finding import (  # noqa: F401  # they run here too
     test_labels_of_another_object_are_refused,
@@ -29,21 +28,24 @@ from tests.clients.receivers.kubernetes.test_job_finding import (  # noqa: F401 
 pytestmark = pytest.mark.real
 
 
-def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None:
-    """Kubernetes 1.20 accepts and drops spec.suspend: the Job is scaled to 0, and back."""
-    item = kubernetes.start_workload(parallelism=2)
-    job = kubernetes.find_job(item)
-    job.cancel()
-    assert job.wait_until_gone().state == "Suspended"
-    job.resume()
-    assert kubernetes.read_object(JOB, item)["spec"]["parallelism"] == 2
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not JOB], ids=str)
+def test_every_kind_is_found_stopped_and_resumed(kubernetes: KubernetesCluster, kind: Kind) -> None:
+    """Every kind but batch/v1 Jobs, which Kubernetes 1.20 cannot suspend, is stopped and resumed."""
+    stop_and_resume(kubernetes, kind)
+
+
+def test_job_that_the_server_cannot_suspend_is_refused(kubernetes: KubernetesCluster) -> None:
+    """Kubernetes 1.20 accepts and drops spec.suspend of a Job: the stop is refused."""
+    job = kubernetes.find_job(kubernetes.start_workload())
+    with pytest.raises(RequestRefused, match="cannot suspend it"):
+        job.cancel()
 
 
 def test_real_server_rejects_unknown_tokens_and_missing_verbs(kubernetes: KubernetesCluster) -> None:
     """An unknown token is retried, and a verb that the Role does not grant is refused by name."""
-    job = kubernetes.find_job(kubernetes.start_workload(), stop_by="delete")
+    item = kubernetes.start_workload()
     with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
-        job.cancel()
+        kubernetes.connect().delete(JOB, NAMESPACE, item["metadata"]["name"], {})
     unknown = KubernetesJobControl(kubernetes.connect("no-such-token"), namespaces=None)
     with pytest.raises(SchedulerUnavailable, match="401"):
-        unknown.find_job(make_stop_request(job.labels))
+        unknown.find_job(make_stop_request(kubernetes.get_run_labels(item)))
