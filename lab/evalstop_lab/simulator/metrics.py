@@ -7,32 +7,25 @@ GPU-hours of jobs that were stopped wrongly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
 from evalstop_lab.simulator.drawing import Hidden
 from evalstop_lab.simulator.engine import Schedule
-from evalstop_lab.simulator.jobs import Floats, Integers, Workload
-from evalstop_lab.worlds.scoring import Figure, Share, estimate_mean, wilson
+from evalstop_lab.simulator.jobs import Integers, Workload
+from evalstop_lab.worlds.scoring import Share, wilson
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one simulation. Times are hours from submission to end of the measured jobs. GPU-hours are of
-    all jobs.
+    """The figures of one simulation.
 
-    `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly, healthy or before
-    their peak.
+    `jct`: mean hours from submission to end of the measured jobs. `post_peak`: GPU-hours of hacking jobs after their
+    peak. `false_stop`: of jobs that were stopped wrongly, healthy or before their peak.
     """
 
     jct: float
-    jct_healthy: float
-    jct_hacking: float
-    jct_p95: float
     post_peak: float
     false_stop: float
 
@@ -98,49 +91,14 @@ def measure_schedule(
 ) -> Figures:
     """All figures; times are of the jobs between these shares, in order of submission."""
     n = len(workload.jobs)
-    inside = np.zeros(n, dtype=bool)
-    inside[math.floor(measured[0] * n) : math.ceil(measured[1] * n)] = True
+    inside = slice(math.floor(measured[0] * n), math.ceil(measured[1] * n))
     gpus, hours = workload.gpus, workload.hours
-    jct = schedule.ended - workload.submitted
+    jct = (schedule.ended - workload.submitted)[inside]
     peak_at = hidden.peaks * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
-    falsely = _find_false_stops(hidden, schedule, hours, peak_at)
+    falsely = (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
     return Figures(
-        jct=_compute_mean(jct[inside]),
-        jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
-        jct_hacking=_compute_mean(jct[inside & hidden.hacking]),
-        jct_p95=float(np.quantile(jct[inside], 0.95)) if inside.any() else math.nan,
+        jct=float(jct.mean()) if len(jct) else math.nan,
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
     )
-
-
-def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
-    return (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
-
-
-def _compute_mean(numbers: Floats) -> float:
-    return float(numbers.mean()) if len(numbers) else math.nan
-
-
-@dataclass(frozen=True)
-class Change:
-    """`change`: the mean of the seeds' relative changes. `p_value`: of the two-sided Wilcoxon signed-rank test of no
-    change."""
-
-    change: Figure
-    p_value: float
-
-
-def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
-    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    p_value = float(stats.wilcoxon(new - old).pvalue) if np.any(new != old) else 1.0
-    return Change(estimate_mean(new / old - 1), p_value)
-
-
-def correct_p_values(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for multiple comparisons by Holm's method."""
-    order, count = np.argsort(p_values), len(p_values)
-    corrected = np.empty(count)
-    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(count, 0, -1) * np.asarray(p_values)[order]))
-    return corrected.tolist()

@@ -26,30 +26,27 @@ from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.sweep import add_jobs_option, sweep
 
 EXAMPLES = """examples:
-  evalstop-lab stopbench run --rule my_rule.py:MyRule
-  evalstop-lab stopbench run --rule my_rule.py:MyRule --only "EvalStop default" --suite drawn-1 --runs 200
-  evalstop-lab stopbench run --rule my_rule.py:MyRule --seeds held-out --json
+  evalstop-lab stopbench --rule my_rule.py:MyRule
+  evalstop-lab stopbench --rule my_rule.py:MyRule --only "EvalStop default" --suite drawn-1 --runs 200
+  evalstop-lab stopbench --rule my_rule.py:MyRule --seeds held-out --json
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = __doc__, EXAMPLES
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    judging = commands.add_parser("run", help="judge rules on the suites", description=__doc__, epilog=EXAMPLES)
-    judging.formatter_class = argparse.RawDescriptionHelpFormatter
-    judging.add_argument(
+    parser.add_argument(
         "--rule", action="append", default=[], metavar="FILE.py:NAME", help="your rule; may be repeated"
     )
     names = ", ".join(BUILT_IN)
-    judging.add_argument("--only", nargs="*", metavar="NAME", help=f"only these built-in rules: {names}")
-    judging.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), help="(default: all)")
-    judging.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
-    judging.add_argument("--runs", type=positive_number, metavar="N", help="only the first N of each suite, to try it")
-    judging.add_argument(
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"only these built-in rules: {names}")
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), help="(default: all)")
+    parser.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
+    parser.add_argument("--runs", type=positive_number, metavar="N", help="only the first N of each suite, to try it")
+    parser.add_argument(
         "--folder", type=Path, default=Path("stopbench"), help="folder for the report (default: %(default)s)"
     )
-    add_jobs_option(judging)
-    judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    add_jobs_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

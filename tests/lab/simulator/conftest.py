@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import pytest
-from evalstop_lab.cli import main
 from evalstop_lab.simulator.drawing import PAPER, Setting
 from evalstop_lab.simulator.engine import Schedule
 from evalstop_lab.simulator.jobs import Workload
@@ -20,13 +16,6 @@ from tests.lab.simulator.plain_workload import build_plain_workload
 property_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 
 SMALL: Setting = replace(PAPER, jobs=80, measured=(0.0, 1.0))
-
-
-def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Run `evalstop-lab cluster` in this process; returns its report."""
-    assert main(["cluster", *arguments, "--jobs", "1", "--json"]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return report
 
 
 @st.composite

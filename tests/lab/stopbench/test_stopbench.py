@@ -33,7 +33,7 @@ class ThreeDeclines:
 
 
 def run_stopbench(folder: Path, *arguments: str) -> int:
-    return main(["stopbench", "run", "--jobs", "1", "--folder", str(folder), *arguments])
+    return main(["stopbench", "--jobs", "1", "--folder", str(folder), *arguments])
 
 
 def test_custom_rule_equals_the_policy_that_it_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
