@@ -89,15 +89,6 @@ def check_different(names: list[str]) -> list[str]:
 _NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS, _NOTICES = Group
 
 
-class Shortfall(StrEnum):
-    """What a case lacks to count; the first that applies is named."""
-
-    DURATION = "duration"
-    EVALS = "evals"
-    GPU_HOURS = "gpu_hours"
-    KEY_AND_DAY = "key_and_day"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProjectSettings:
     """The settings of a project, with the defaults of a new one."""
@@ -252,18 +243,6 @@ class ProjectSettings:
             empty="none",
         ),
     ] = None
-
-    def explain_shortfall(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
-        """Why a case with this shortfall does not count, with its value and the requirement."""
-        match shortfall:
-            case Shortfall.DURATION:
-                return f"lasted {format_duration(seconds)} of the {format_duration(self.case_seconds)} needed"
-            case Shortfall.EVALS:
-                return f"has {evals} of the {self.case_evals} finite evals needed"
-            case Shortfall.GPU_HOURS:
-                return f"used {gpu_hours or 0.0:.3g} of the {self.case_gpu_hours:.3g} GPU-hours needed"
-            case Shortfall.KEY_AND_DAY:
-                return f"its key already has the {self.cases_per_key_and_day} cases that count in a day"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
@@ -29,14 +29,11 @@ PASSED = "passed"
 ROWS = (*Treatment, PASSED)
 """The rows of the counts: treatments, and `passed` for attempts that were never flagged."""
 
-_PERIODS = ("day", "week", "month")
 _PARTS: dict[Grouping, tuple[str, ...]] = {
     "policy": ("policy", "version"),
     "detector": ("detector",),
     "job_kind": ("job_kind",),
-    "day": ("begins",),
     "week": ("begins",),
-    "month": ("begins",),
 }
 """The names of the parts of a key."""
 
@@ -63,15 +60,6 @@ class Hours:
 
 
 @dataclass(frozen=True)
-class Parks:
-    """The cost of parking to the runs that should not have been stopped."""
-
-    cases: Annotated[int, doc("attempts whose job was parked")] = 0
-    went_on: Annotated[int, doc("jobs that resumed, or completed on idle GPUs")] = 0
-    delay_hours: Annotated[float, doc("total hours for which those jobs were parked")] = 0.0
-
-
-@dataclass(frozen=True)
 class Delays:
     """How many steps after the turn right stops were decided: weighted quartiles."""
 
@@ -95,7 +83,6 @@ class GroupFigures:
     false_stops: Estimate
     delays: Delays | None
     hours: Hours
-    parks: Annotated[Parks, doc("jobs that were parked instead of stopped")]
     counts: dict[str, dict[str, int]]
     stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
     observes: Annotated[bool | None, doc("of a detector: it only observes, and decides nothing; else null")] = None
@@ -116,7 +103,6 @@ class _Totals:
     delays: list[tuple[int, float]] = field(default_factory=list)  # of right stops: steps, cases that they stand for
     delayed: int = 0
     without_gpus: int = 0
-    parks: Parks = Parks()
     since: datetime | None = None
     stated_risk: float | None = None
 
@@ -127,7 +113,7 @@ class _Totals:
             self.passed[count.probability or 1.0][count.outcome] += count.cases
             return
         self.without_gpus += count.without_gpus
-        self.add_parked(count)
+        self.hours["parked"] += count.parked_gpu_hours
         if count.first_ended_at is not None:
             self.since = min(count.first_ended_at, self.since or count.first_ended_at)
         if count.stated_risk is not None:
@@ -145,15 +131,6 @@ class _Totals:
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
         elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
             self.hours["lost_as_reported"] += count.gpu_hours_lost
-
-    def add_parked(self, count: CaseCount) -> None:
-        self.hours["parked"] += count.parked_gpu_hours
-        went_on = count.treatment is Treatment.PREVENTED
-        self.parks = Parks(
-            self.parks.cases + count.parked,
-            self.parks.went_on + went_on * count.parked,
-            self.parks.delay_hours + went_on * count.parked_seconds / 3600,
-        )
 
 
 def _list_strata(strata: _Strata) -> list[Stratum]:
@@ -330,24 +307,14 @@ def _format_parameter(value: str | int | bool | datetime) -> str:
 def select_group(case_filter: CaseFilter, by: Sequence[Grouping], key: Key) -> CaseFilter:
     """The filter of the cases of one group."""
     key_parts = name_key_parts(key, by)
-    period = next((grouping for grouping in by if grouping in _PERIODS), None)
-    if period is not None:
-        since, until = _find_period(period, key_parts.pop("begins"))
-        key_parts["since"], key_parts["until"] = (
-            max(since, case_filter.since or since),
-            min(until, case_filter.until or until),
-        )
+    if "week" in by:
+        since = datetime.fromisoformat(key_parts.pop("begins")).replace(tzinfo=UTC)
+        until = since + timedelta(days=7)
+        key_parts["since"] = max(since, case_filter.since or since)
+        key_parts["until"] = min(until, case_filter.until or until)
     if "job_kind" in key_parts:
         key_parts["job_kind"] = key_parts["job_kind"] or ""
     return replace(case_filter, **key_parts)
-
-
-def _find_period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
-    begin = date.fromisoformat(first)
-    end = begin + timedelta(days={"day": 1, "week": 7}.get(grouping, 31))
-    if grouping == "month":
-        end = end.replace(day=1)
-    return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
 
 
 def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupFigures:
@@ -360,7 +327,6 @@ def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupF
         confidence_sequences.estimate_false_stops(flagged, *passed),
         _compute_quartiles(sums),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
-        sums.parks,
         deepcopy(sums.cells),
         sums.stated_risk,
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
@@ -34,14 +33,13 @@ from evalstop_service.clock import Clock
 from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.project_settings import Shortfall
 from evalstop_service.domain.proposals import PROPOSED_AGAIN_AFTER, ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.store import audit, policies, projects, proposals, rollout_stages
 from evalstop_service.store.audit import Author
-from evalstop_service.store.cases import Case, CaseFilter
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.proposals import Proposal
@@ -68,13 +66,13 @@ class Move:
 class StageCases:
     """The precision of a policy by the cases that count: of its version, and of those since it reached its stage.
 
-    `counted` stops of the version count; `not_counted` do not, by reason.
+    `counted` stops of the version count, `not_counted` do not.
     """
 
     of_version: Estimate
     since: Estimate
     counted: int
-    not_counted: dict[Shortfall, int]
+    not_counted: int
 
     def count_missing(self, required: float) -> int | None:
         """The number of further cases, as often right as those so far, until both lower bounds reach the requirement.
@@ -144,17 +142,6 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
         sum(count.cases for count in counted),
         not_counted,
     )
-
-
-def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
-    """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
-    needed = projects.get_project(tx, project_id)
-    shortfalls = rollout_stages.find_shortfalls(tx, project_id, listed, needed)
-    return {
-        (case.run_id, case.attempt): needed.explain_shortfall(shortfall, case.seconds, case.evals, case.gpu_hours)
-        for case in listed
-        if (shortfall := shortfalls.get((case.run_id, case.attempt))) is not None
-    }
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:

@@ -69,9 +69,9 @@ def _add_calls(tx: Transaction, listed: Sequence[_Listed]) -> list[_Listed]:
     return [replace(case, calls=calls_of[key]) for case, key in zip(listed, keys, strict=True)]
 
 
-Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
+Grouping = Literal["policy", "detector", "job_kind", "week"]
 """`policy`: each version of a policy. `detector`: each one of the policy, observers included, see `evaluation.figures`.
-Periods are in UTC and named by their first day; a case belongs to the period in which its attempt ended."""
+A week begins on Monday, in UTC, which names it; a case belongs to the week in which its attempt ended."""
 
 Key = tuple[Any, ...]
 """The key of a group: one part for each grouping, a text or None; for a policy its name and version."""
@@ -106,8 +106,8 @@ class CaseCount:
 
     `key`: of the group. `treatment`: None for attempts that were never flagged. `probability`: the probability with
     which the outcome could be observed; None when not known. `gpu_hours_...`: sums over cases with GPUs;
-    `without_gpus`: the number of other cases. `parked`: cases whose job was parked, `parked_seconds` their total;
-    `parked_gpu_hours`: of those with GPUs. `stated_risk`: the highest. `first_ended_at`: of the flagged cases.
+    `without_gpus`: the number of other cases. `parked_gpu_hours`: those freed while jobs were parked. `stated_risk`:
+    the highest. `first_ended_at`: of the flagged cases.
 
     `run_outcome`: of the run. `delay`: steps from the turn to a right stop. Of a detector's calls, `outcome` and
     `delay` are those of the call, and `gpu_hours_saved` the hours after it.
@@ -121,8 +121,6 @@ class CaseCount:
     gpu_hours_saved: float = 0.0
     gpu_hours_lost: float = 0.0
     without_gpus: int = 0
-    parked: int = 0
-    parked_seconds: float = 0.0
     parked_gpu_hours: float = 0.0
     stated_risk: float | None = None
     first_ended_at: datetime | None = None
@@ -178,8 +176,6 @@ def count_cases(
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_saved), 0.0),
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_lost), 0.0),
         sa.func.count().filter(cases.c.gpu_hours.is_(None)),
-        sa.func.count(cases.c.parked_seconds),
-        sa.func.coalesce(sa.func.sum(cases.c.parked_seconds), 0.0),
         sa.func.coalesce(sa.func.sum(cases.c.parked_seconds * cases.c.gpus), 0.0) / 3600,
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
@@ -273,7 +269,7 @@ def _has_called(detector: str, outcome: DecisionOutcome | None = None) -> sa.Exi
     return sa.exists().where(*of_case, *match_given({call.outcome: outcome}))
 
 
-def key_column(tx: Transaction, by: Grouping, table: sa.Table = cases) -> sa.ColumnElement[Any]:
+def key_column(tx: Transaction, by: Grouping | Literal["day"], table: sa.Table = cases) -> sa.ColumnElement[Any]:
     """What cases, or their calls, are grouped by, as it is stored."""
     if by == "policy":
         return table.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
@@ -283,7 +279,7 @@ def key_column(tx: Transaction, by: Grouping, table: sa.Table = cases) -> sa.Col
     ended_at = table.c.ended_at
     if tx.dialect.name == "postgresql":
         return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
-    moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"], "month": ["'start of month'"]}[by]
+    moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"]}[by]
     return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
 
 

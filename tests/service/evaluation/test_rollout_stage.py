@@ -50,7 +50,7 @@ def estimate(right: int, wrong: int, unknown: int = 0) -> Estimate:
 def test_forecast_of_the_missing_cases(before: tuple[int, int, int], required: float, missing: int | None) -> None:
     """So many more cases with the precision so far, and no fewer, take the lower bound to the required precision."""
     known = estimate(*before)
-    assert StageCases(known, known, sum(before), {}).count_missing(required) == missing
+    assert StageCases(known, known, sum(before), 0).count_missing(required) == missing
 
 
 @pytest.mark.nightly

@@ -205,20 +205,11 @@ class DemotionIn(Body):
     )
 
 
-class NotCountedOut(Answer):
-    """Observed stops of this version that do not count, by the first requirement that they miss."""
-
-    duration: int = Field(description="lasted less than the project's case_seconds")
-    evals: int = Field(description="fewer finite evals than case_evals")
-    gpu_hours: int = Field(description="fewer GPU-hours than case_gpu_hours")
-    key_and_day: int = Field(description="beyond the cases_per_key_and_day of their key and day")
-
-
 class StageCasesOut(Answer):
     """The observed stops of this version."""
 
     counted: int = Field(description="those that its precision is estimated from")
-    not_counted: NotCountedOut = Field(description="the others, by the requirement that they miss")
+    not_counted: int = Field(description="the others, of short runs or beyond the limit of their key and day")
 
 
 @answers(RolloutStage)

@@ -9,9 +9,8 @@ from fastapi import Query
 from pydantic import Field
 
 from evalstop_service.domain.confidence_sequences import ALPHA
-from evalstop_service.errors import Invalid
-from evalstop_service.evaluation import figures, rollout_stage
-from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours, Parks
+from evalstop_service.evaluation import figures
+from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours
 from evalstop_service.store import cases
 from evalstop_service.store.cases import Case, CaseFilter, Grouping
 from evalstop_service.web.api.json_body import create_router
@@ -33,11 +32,6 @@ class DelaysOut(Answer):
 @answers(Hours)
 class HoursOut(Answer):
     """GPU-hours of the cases with a GPU count."""
-
-
-@answers(Parks)
-class ParksOut(Answer):
-    """Parked jobs, and the delay of those that continued."""
 
 
 class CellOut(Answer):
@@ -65,7 +59,7 @@ class GroupOut(Answer):
     policy: PolicyName | None = Field(description="null unless grouped by policy")
     detector: str | None = Field(description="null unless grouped by detector")
     job_kind: str | None = Field(description="null also for jobs without a kind")
-    begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
+    begins: str | None = Field(description="the Monday of its week, in UTC")
     recall: EstimateOut | None = Field(description="the share of the runs that turned that it stopped, rightly")
     false_stops_per_healthy_run: EstimateOut | None = Field(description="the share of healthy runs that it flagged")
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
@@ -88,7 +82,6 @@ class ListedCaseOut(CaseOut):
 
     run_name: str = Field(description="the run's name")
     policy: PolicyName = Field(description="the policy that judged it")
-    not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 
 @router.get("/precision")
@@ -102,8 +95,6 @@ def get_precision(
 ) -> PrecisionOut:
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
     by = list(dict.fromkeys(group_by or []))
-    if len({"day", "week", "month"} & set(by)) > 1:
-        raise Invalid("group_by names two periods; use one")
     with database.reading() as tx:
         groups = figures.load_figures(tx, caller.project_id, case_filter, by)
     return PrecisionOut(
@@ -127,14 +118,12 @@ def list_cases(
         listed_cases = cases.list_cases(
             tx, caller.project_id, case_filter, before=cases.parse_cursor(cursor), limit=limit
         )
-        reasons = rollout_stage.explain_shortfalls(tx, caller.project_id, listed_cases)
     items = [
         ListedCaseOut.model_validate(
             vars(case)
             | {
                 "hours": case.hours,
                 "policy": PolicyName(name=case.policy_name, version=case.policy_version),
-                "not_counted": reasons.get((case.run_id, case.attempt)),
             }
         )
         for case in listed_cases

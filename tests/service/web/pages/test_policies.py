@@ -85,8 +85,7 @@ def test_rollout_is_promoted_and_lowered(visitor: httpx.Client, database: Databa
     insert_cases(database, run, 3, utc_now(), seconds=40.0)
     page_text = visitor.get(page).text
     assert re.search(r"at least \d+\.\d % right, of \d+\.\d %", page_text)
-    assert "Not counted: lasted less than 10m" in page_text
-    assert "lasted 40s of the 10m needed" in visitor.get("/cases").text
+    assert "3 others do not" in page_text
     insert_cases(database, run, 51, utc_now())
     assert "proposes the step" in visitor.get(page).text
     rollout_stage.review_rollout_stage(database, project_id, run.policy_name, utc_now())

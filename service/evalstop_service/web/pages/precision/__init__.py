@@ -214,7 +214,6 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
     before = cases.parse_cursor(cursor)
     with site.database.reading() as tx:
         listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
-        not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
         shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
         sparks = charts.draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
         disagreed = Counter[RunOutcome | None]()
@@ -227,7 +226,6 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         "cases.html",
         visitor=visitor,
         cases=listed[:PAGE],
-        not_counted=not_counted,
         chosen=case_filter,
         disagreed=disagreed,
         sparks=sparks,
