@@ -1,4 +1,4 @@
-"""Cookies of the pages, what is signed in them, and notices about the last action, shown on the next page.
+"""Cookies of the pages, and what is signed in them.
 
 All cookies are HttpOnly, and all but the OpenID flow are SameSite=Strict.
 """
@@ -136,42 +136,3 @@ class _ClockedSigner(TimestampSigner):
 
 def _create_serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializer:
     return URLSafeTimedSerializer(secret, salt=purpose, signer=_ClockedSigner, signer_kwargs={"clock": clock})
-
-
-_COOKIE = "evalstop_notice"
-_SECONDS = 60
-
-_NOTICES = {
-    "vetoed": "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now.",
-    "released": "Released: the stop goes out despite its guards. Veto it in its veto window, or undo it after that.",
-    "stopped": "Receivers are asked to stop the job. Undo the stop takes that back, where its scheduler can.",
-    "proposed": "Proposed: nothing happens until a second person confirms it.",
-    "undone": "Undone: receivers let the job go on where its scheduler can. If the run has ended, nothing resumes.",
-    "labeled": "Label saved. It stays on record; a new label takes its place.",
-    "paused": "Stopping is paused.",
-    "resumed": "Stops are resumed. Those sent before you pause again are not recalled.",
-}
-
-
-def find_notice(name: str) -> str | None:
-    """The notice of this name; None for any other."""
-    return _NOTICES.get(name)
-
-
-def add_notice(response: Response, request: Request, name: str) -> Response:
-    """Show a notice on the next page that the browser opens."""
-    assert name in _NOTICES
-    set_cookie(response, request, _COOKIE, name, _SECONDS)
-    return response
-
-
-def read_notice(request: Request) -> str:
-    """The name of the notice for a page that the browser opens; requests of scripts have none."""
-    opens = request.method == "GET" and request.headers.get("sec-fetch-mode", "navigate") == "navigate"
-    return read_cookie(request, _COOKIE) if opens else ""
-
-
-def clear_notice(response: Response, request: Request) -> None:
-    """Delete the cookie, so that the notice is shown only once."""
-    if response.status_code == 200 and read_notice(request):
-        delete_cookie(response, request, _COOKIE)

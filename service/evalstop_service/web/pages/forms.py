@@ -16,6 +16,9 @@ from evalstop_service.web.pages.sign_in import safe_path
 
 LONGEST_LINE = 1000
 
+QUEUE = "/#queue"
+"""Where proposals wait for a second person: the page after a form that only proposed something."""
+
 
 def clean_text(text: str) -> str:
     """The text without control characters and surrounding blanks."""

@@ -22,7 +22,7 @@ from evalstop_service.domain.times import format_duration
 from evalstop_service.errors import Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.limits import to_coroutine
-from evalstop_service.web.pages import cookies, formatting, static_files
+from evalstop_service.web.pages import formatting, static_files
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
 
 PARAMETER = "days"
@@ -117,7 +117,6 @@ def _create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = static_files.asset_url
-    environment.globals["find_notice"] = cookies.find_notice
     environment.globals["periods"] = PERIODS
     environment.globals["help_is_built"] = static_files.is_built
     environment.globals["summarize_help"] = static_files.summarize_help
@@ -167,7 +166,6 @@ class PageRoute(APIRoute):
                 response = await handle(request)
             except Exception as error:
                 response = _answer_error(request, error)
-            cookies.clear_notice(response, request)
             for name, value in HEADERS.items():
                 response.headers[name] = value
             return response

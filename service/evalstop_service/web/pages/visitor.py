@@ -24,7 +24,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.limits import LIMITS, hold_place, set_sender
-from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie, read_notice
+from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie
 from evalstop_service.web.pages.responses import (
     ALL_TIME,
     Forbidden,
@@ -70,9 +70,8 @@ class Site:
 class Visitor:
     """A signed-in person, with their role in the selected project.
 
-    `actor` is their name in the audit log, `csrf` the token of their forms. `notice`: about their
-    last action, if any. `period`: the period of the figures. `seen`: the revision of the page that their browser
-    shows, if it asks whether there is a newer one.
+    `actor` is their name in the audit log, `csrf` the token of their forms, `period` that of the figures. `seen`: the
+    revision of the page that their browser shows, if it asks whether there is a newer one.
     """
 
     project: Project
@@ -80,7 +79,6 @@ class Visitor:
     actor: str
     csrf: str
     session: Session
-    notice: str = ""
     period: Period = ALL_TIME
     seen: str = ""
 
@@ -211,7 +209,7 @@ async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
     if not WORK.get().is_decision:
         hold_place(LIMITS.get().requests)
     seen = request.headers.get(SEEN_REVISION, "")
-    return replace(visitor, notice=read_notice(request), period=read_period(request), seen=seen)
+    return replace(visitor, period=read_period(request), seen=seen)
 
 
 async def _require_form_token(

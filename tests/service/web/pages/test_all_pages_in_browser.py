@@ -249,20 +249,6 @@ def press_keys(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def test_notice_of_a_pause_is_shown_once(site: PopulatedSite) -> None:
-    """A pause is confirmed; after a reload the notice is gone."""
-    page = site.visit("/settings")
-    page.locator("#pause summary").click()
-    page.locator("#pause form button").click()
-    toast = page.locator("#toast")
-    expect(toast).to_contain_text("Stopping is paused.")
-    assert find_accessibility_faults(page) == []
-    page.reload()
-    expect(toast).to_be_hidden()
-    page.locator("#pause form button").first.click()
-    expect(toast).to_contain_text("Stops are resumed.")
-
-
 def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
     """A veto with its reason, then a label with the step of the turn, by keys alone."""
     page = site.visit(f"/runs/{site.pending}")
@@ -271,7 +257,6 @@ def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
     page.keyboard.type("the eval set was broken")
     page.keyboard.press("Enter")
     expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
-    expect(page.locator("#toast")).to_contain_text("A veto cannot be undone")
     expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
     press_tab_until_focused(page, "#act-label > summary")
     page.keyboard.press("Enter")

@@ -195,7 +195,7 @@ class PopulatedService:
         token: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Send a request, with a complete form where the route takes one; of a stream only the head is read."""
+        """Send a request, with a complete form where the route takes one."""
         method, template = route
         form = FORMS.get(route, {}) | ({"csrf": token} if token is not None else {})
         data = form if method == "POST" else None

@@ -165,13 +165,12 @@ def test_draft_is_backtested_and_saved(
 
 
 def test_version_of_an_allowed_policy_waits_for_a_second_person(visitor: httpx.Client, tenant: Tenant) -> None:
-    """The editor and the API say so, and the Overview shows the document to the person who confirms it."""
+    """The editor leads to the Overview, which shows the document to the person who confirms it; the API says so."""
     bearer, token = {"authorization": f"Bearer {tenant.secret}"}, read_csrf_token(visitor)
     visitor.patch("/api/v1/project", json={"second_person": True}, headers=bearer).raise_for_status()
     draft = level_document(min_evals=12)
     saved = visitor.post("/policies/level/edit", data={"document": json.dumps(draft), "csrf": token})
-    assert (saved.status_code, saved.headers["location"]) == (303, "/policies/level")
-    assert "Proposed" in visitor.get("/policies/level").text
+    assert (saved.status_code, saved.headers["location"]) == (303, "/#queue")
     page = html.unescape(visitor.get("/").text)
     assert "Add version 2 of policy level" in page
     assert '"min_evals": 12' in page

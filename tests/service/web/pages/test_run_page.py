@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from html import unescape
 
 import httpx
 import pytest
 from evalstop_detectors import POLICIES, advance, start
 from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_commands import Undone, Vetoed
-from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, runs
@@ -26,7 +24,7 @@ from tests.service.web.pages.recorded_runs import (
     add_tenant,
     load_recorded_evals,
 )
-from tests.service.web.pages.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
+from tests.service.web.pages.serving import SQLITE_ONLY, get_html, sign_in_by_link
 
 HACKING = load_recorded_evals("np-0044")
 
@@ -128,26 +126,6 @@ def test_stale_run_shows_a_notice_above_its_name(
     assert page.index("Stale: no report for 10m") < page.index("<h1")
     assert "the run counts as lost after 1h without a report" in page
     assert "Stale:" not in get_html(visitor, f"/runs/{healthy.id}")
-
-
-@SQLITE_ONLY
-def test_stop_messages_say_how_to_undo(visitor: httpx.Client, tenant: Tenant) -> None:
-    """After Release and Stop now a message says how to undo it; with a second approver, that nothing happens yet."""
-    runs = [tenant.open_run(name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
-    points = [PostedObservation("reward/gold", item.step, item.gold) for item in HACKING]  # without a checkpoint
-    tenant.post_observations(runs[0], points)
-    decision = tenant.load_decision(runs[0])
-    form = {"reason": "seen by eye", "csrf": read_csrf_token(visitor)}
-
-    def post_and_read_message(path: str) -> str:
-        page = unescape(visitor.post(path, data=form, follow_redirects=True).text)
-        return page.split('id="toast"')[1].split("</p>")[0].split("<p>")[1]
-
-    assert "in its veto window" in post_and_read_message(f"/decisions/{decision.id}/release")
-    assert "Undo the stop takes that back" in post_and_read_message(f"/runs/{runs[1].id}/stop")
-    assert "takes that back" not in get_html(visitor, "/")
-    tenant.change_settings(second_person=True)
-    assert "nothing happens until a second person" in post_and_read_message(f"/runs/{runs[2].id}/stop")
 
 
 @SQLITE_ONLY

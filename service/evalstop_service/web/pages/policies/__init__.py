@@ -11,7 +11,7 @@ from uuid import UUID
 
 from evalstop_detectors import InvalidPolicy, Policy, policy_from_document, policy_to_document
 from evalstop_detectors.policy.policy import member_ids
-from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
@@ -30,7 +30,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import NotJson, load
 from evalstop_service.web.pages import formatting, forms
-from evalstop_service.web.pages.cookies import add_notice
+from evalstop_service.web.pages.forms import QUEUE
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
@@ -175,7 +175,6 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
 
 @router.post("/{name}/stage")
 def set_terms(
-    request: Request,
     name: str,
     site: SiteOf,
     visitor: FreshAdmin,
@@ -185,8 +184,7 @@ def set_terms(
     """Start a policy's rollout in shadow, or change its terms."""
     terms = StageTerms(required_percent / 100, canary_percent / 100)
     proposal = second_person.set_stage(site.database, visitor.author(site.clock()), name, terms)
-    response = RedirectResponse(f"/policies/{name}#stage", 303)
-    return response if proposal is None else add_notice(response, request, "proposed")
+    return RedirectResponse(f"/policies/{name}#stage" if proposal is None else QUEUE, 303)
 
 
 @router.post("/{name}/stage/lower")
@@ -222,14 +220,14 @@ def edit_policy(
 
 
 @router.post("/{name}/edit")
-def save_policy(request: Request, name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
+def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
     """Save the document as the next version of its name, and show what changed, or propose it."""
     try:
         stored = second_person.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
     if isinstance(stored, Proposal):
-        return add_notice(RedirectResponse(f"/policies/{stored.subject}", 303), request, "proposed")
+        return RedirectResponse(QUEUE, 303)
     against = f"&against={stored.name}@{stored.version - 1}" if stored.version > 1 else ""
     return RedirectResponse(f"/policies/{stored.name}?version={stored.version}{against}", 303)
 

@@ -24,7 +24,6 @@ from evalstop_service.runs.descriptions import add_step_note, describe_run, remo
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store import decisions, proposals
 from evalstop_service.web.pages import forms
-from evalstop_service.web.pages.cookies import add_notice
 from evalstop_service.web.pages.responses import Forbidden, PageRoute, SignInOutdated
 from evalstop_service.web.pages.sign_in import safe_path
 from evalstop_service.web.pages.visitor import Operator, Site, SiteOf, Visitor
@@ -36,84 +35,61 @@ Next = Annotated[str, Form(alias="next")]
 """The page to return to; by default that of the run, or of the queue."""
 
 
-class LabelForm:
-    """The fields of a label: the outcome, the step of the turn and a note, and the page to return to."""
-
-    def __init__(
-        self, outcome: Annotated[DecisionOutcome, Form()], turn_step: Text = "", note: Text = "", target: Next = ""
-    ) -> None:
-        self.outcome, self.turn_step, self.note, self.target = outcome, turn_step, note, target
-
-    def read_label(self, site: Site, visitor: Visitor) -> commands.Label:
-        """The label, given now by this visitor; raises Invalid for a turn that is no step."""
-        turn_step = forms.parse_step(self.turn_step)
-        return commands.Label(self.outcome, turn_step, forms.parse_note(self.note), visitor.actor, site.clock())
+async def _read_label(
+    site: SiteOf,
+    visitor: Operator,
+    outcome: Annotated[DecisionOutcome, Form()],
+    turn_step: Text = "",
+    note: Text = "",
+) -> commands.Label:
+    """The label, given now by this visitor; raises Invalid for a turn that is no step."""
+    return commands.Label(outcome, forms.parse_step(turn_step), forms.parse_note(note), visitor.actor, site.clock())
 
 
-LabelFields = Annotated[LabelForm, Depends()]
+LabelOf = Annotated[commands.Label, Depends(_read_label)]
 
-
-@router.post("/decisions/{decision_id}/veto")
-def veto_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
-) -> Response:
-    """Cancel a stop that nobody was handed yet."""
-    return add_notice(_apply_command(Vetoed, decision_id, site, visitor, reason, target), request, "vetoed")
-
-
-@router.post("/decisions/{decision_id}/release")
-def release_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
-) -> Response:
-    """Carry out a stop that is on hold."""
-    now = site.context.read_time()
-    released = Released(now, visitor.actor, forms.parse_reason(reason))
-    proposal = second_person.release_stop(site.database, visitor.author(now), decision_id, released)
-    with site.database.reading() as tx:
-        decision = decisions.load_decision(tx, visitor.project.id, decision_id)
-    return add_notice(forms.redirect_back(decision.run_id, target), request, "proposed" if proposal else "released")
-
-
-@router.post("/decisions/{decision_id}/undo")
-def undo_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
-) -> Response:
-    """Undo a requested stop."""
-    return add_notice(_apply_command(Undone, decision_id, site, visitor, reason, target), request, "undone")
-
-
-@router.post("/runs/{run_id}/stop")
-def stop_run(
-    request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
-) -> Response:
-    """Stop a run now."""
-    now = site.context.read_time()
-    command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
-    proposal = second_person.stop_run(site.database, visitor.author(now), run_id, command)
-    return add_notice(forms.redirect_back(run_id, target), request, "proposed" if proposal else "stopped")
-
-
-@router.post("/runs/{run_id}/outcome")
-def label_run(request: Request, run_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
-    """Label whether letting a run continue that was never flagged was right."""
-    commands.label_run(site.database, visitor.project.id, run_id, form.read_label(site, visitor))
-    return add_notice(forms.redirect_back(run_id, form.target), request, "labeled")
+_COMMANDS = {"veto": Vetoed, "release": Released, "undo": Undone}
 
 
 @router.post("/decisions/{decision_id}/outcome")
-def label_decision(request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
+def label_decision(decision_id: UUID, site: SiteOf, visitor: Operator, label: LabelOf, target: Next = "") -> Response:
     """Label whether a decision was right."""
-    label = form.read_label(site, visitor)
     decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
-    return add_notice(forms.redirect_back(decision.run_id, form.target), request, "labeled")
-
-
-def _apply_command(
-    command: type[Vetoed | Undone], decision_id: UUID, site: Site, visitor: Visitor, reason: str, target: str
-) -> Response:
-    action = command(site.context.read_time(), visitor.actor, forms.parse_reason(reason))
-    decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)
     return forms.redirect_back(decision.run_id, target)
+
+
+@router.post("/runs/{run_id}/outcome")
+def label_run(run_id: UUID, site: SiteOf, visitor: Operator, label: LabelOf, target: Next = "") -> Response:
+    """Label whether letting a run continue that was never flagged was right."""
+    commands.label_run(site.database, visitor.project.id, run_id, label)
+    return forms.redirect_back(run_id, target)
+
+
+@router.post("/decisions/{decision_id}/veto")
+@router.post("/decisions/{decision_id}/release")
+@router.post("/decisions/{decision_id}/undo")
+def act_on_decision(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
+) -> Response:
+    """Veto a stop that nobody was handed yet, carry out one that is on hold, or undo one."""
+    now, action = site.context.read_time(), request.url.path.rpartition("/")[2]
+    command = _COMMANDS[action](now, visitor.actor, forms.parse_reason(reason))
+    if isinstance(command, Released):
+        second_person.release_stop(site.database, visitor.author(now), decision_id, command)
+    else:
+        commands.apply_command(site.database, visitor.project.id, decision_id, command)
+    with site.database.reading() as tx:
+        decision = decisions.load_decision(tx, visitor.project.id, decision_id)
+    return forms.redirect_back(decision.run_id, target)
+
+
+@router.post("/runs/{run_id}/stop")
+def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = "") -> Response:
+    """Stop a run now, or propose it."""
+    now = site.context.read_time()
+    command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
+    second_person.stop_run(site.database, visitor.author(now), run_id, command)
+    return forms.redirect_back(run_id, target)
 
 
 @router.post("/runs/{run_id}/description")
@@ -189,12 +165,9 @@ def correct_roles(
     return forms.redirect_back(run_id, "")
 
 
-QUEUE = "/#queue"
-
-
 @router.post("/proposals/{proposal_id}/confirm")
 def confirm_proposal(
-    proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = QUEUE
+    proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = forms.QUEUE
 ) -> Response:
     """Confirm a proposal of another person, or of the service."""
     _require_right(proposal_id, site, visitor, target)
@@ -204,7 +177,7 @@ def confirm_proposal(
 
 
 @router.post("/proposals/{proposal_id}/refuse")
-def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = QUEUE) -> Response:
+def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = forms.QUEUE) -> Response:
     """Refuse a proposal, or withdraw your own."""
     _require_right(proposal_id, site, visitor, target)
     second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)

@@ -23,7 +23,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import SCOPES, Key
 from evalstop_service.store.projects import Project
 from evalstop_service.web.pages import forms
-from evalstop_service.web.pages.cookies import add_notice
+from evalstop_service.web.pages.forms import QUEUE
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
 from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
@@ -55,7 +55,7 @@ async def _read_form(request: Request) -> dict[str, str]:
 
 @router.post("")
 def change_settings(
-    request: Request, site: SiteOf, visitor: FreshAdmin, written: Annotated[dict[str, str], Depends(_read_form)]
+    site: SiteOf, visitor: FreshAdmin, written: Annotated[dict[str, str], Depends(_read_form)]
 ) -> Response:
     """Change settings."""
     changes: dict[str, str | list[str] | None] = {}
@@ -73,13 +73,11 @@ def change_settings(
         label = next((item.setting.label for item in list_settings() if item.name == error.field), None)
         problem = str(error) if label is None else f"{label}: {error.fault}"
         return _render_settings(site, visitor, problem=problem, wrong=error, written=written, status=422)
-    response = RedirectResponse(_PATH, 303)
-    return response if proposal is None else add_notice(response, request, "proposed")
+    return RedirectResponse(_PATH if proposal is None else QUEUE, 303)
 
 
 @router.post("/pause")
 def pause_project(
-    request: Request,
     site: SiteOf,
     visitor: Operator,
     reason: Annotated[str, Form(max_length=2000)] = "",
@@ -89,14 +87,14 @@ def pause_project(
     now = site.context.read_time()
     end, reason = pausing.read_end(until.strip(), now), forms.clean_text(reason)
     pausing.pause_project(site.database, visitor.project.id, visitor.actor, reason, now, until=end)
-    return add_notice(RedirectResponse(_PATH, 303), request, "paused")
+    return RedirectResponse(_PATH, 303)
 
 
 @router.post("/resume")
-def resume_project(request: Request, site: SiteOf, visitor: Operator) -> Response:
+def resume_project(site: SiteOf, visitor: Operator) -> Response:
     """Resume stopping."""
     pausing.resume_project(site.database, visitor.project.id, visitor.actor, site.clock())
-    return add_notice(RedirectResponse(_PATH, 303), request, "resumed")
+    return RedirectResponse(_PATH, 303)
 
 
 @router.post("/keys")

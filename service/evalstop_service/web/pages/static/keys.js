@@ -1,4 +1,4 @@
-// Keyboard commands: single keys, their list, the command palette; and the toast, which confirms the last action.
+// Keyboard commands: single keys, their list, the command palette; and the toast, which says why a key did nothing.
 
 const SEARCH_AFTER_MS = 150;
 const MOST_FOUND = 8;
@@ -150,16 +150,11 @@ for (const dialog of [keys, palette]) {
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
 
-// --- The toast. Its text is set again after loading: screen readers announce only changes. ---
+// --- The toast. ---
 
 function showToast(text) {
-  toast.querySelector("form")?.remove();
   toast.querySelector("p").textContent = text;
   toast.hidden = false;
 }
 
-const close = toast.querySelector("[data-close]");
-close.hidden = false;
-close.addEventListener("click", () => (toast.hidden = true));
-const text = toast.querySelector("p");
-if (!toast.hidden) requestAnimationFrame(() => (text.textContent = String(text.textContent)));
+toast.querySelector("[data-close]").addEventListener("click", () => (toast.hidden = true));
