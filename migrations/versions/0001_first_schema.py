@@ -144,8 +144,6 @@ def _create_projects() -> None:
         sa.Column("case_evals", sa.Integer(), nullable=False),
         sa.Column("case_gpu_hours", sa.Double(), nullable=False),
         sa.Column("cases_per_key_and_day", sa.Integer(), nullable=False),
-        sa.Column("price_per_gpu_hour", sa.Double(), nullable=True),
-        sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("retention_days", sa.Integer(), nullable=True),
         sa.Column("rules", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
@@ -295,7 +293,6 @@ def _create_runs() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("cadence_seconds", sa.Double(), nullable=True),
         sa.Column("metric_faults", sa.JSON(), nullable=False),
-        sa.Column("costly_step_seconds", sa.Double(), nullable=True),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_health")),
     )

@@ -76,7 +76,6 @@ SETTINGS = ProjectChange(
     max_mode=Mode.ENFORCE,
     veto_window_seconds=900.0,
     held_out_share=0.3,
-    price_per_gpu_hour=2.5,
     stale_seconds=4 * 3600.0,
 )
 

@@ -30,7 +30,6 @@ class EventType(StrEnum):
     STALE = "run.stale"
     LOST = "run.lost"
     METRIC_FAULT = "run.metric_fault"
-    OBSERVER_CALLED = "run.observer_called"
     RULE_MET = "run.rule_met"
     ALERT = "run.alert"
     ROLLOUT_STAGE_PROPOSED = "policy.rollout_stage_proposed"
@@ -59,7 +58,7 @@ URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 NOTICES = (EventType.RULE_MET, EventType.ALERT)
 """Events by which a project's rules and its trainers notify people; the page of the run lists them."""
 
-NAMED_EVENTS = frozenset({EventType.OBSERVER_CALLED, EventType.DIGEST})
+NAMED_EVENTS = frozenset({EventType.DIGEST})
 """Events for those who subscribe to them by name: `*` leaves them out, and without a subscriber none is written."""
 
 

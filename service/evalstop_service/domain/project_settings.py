@@ -33,7 +33,7 @@ class Group(StrEnum):
     STOPPING = "Stopping"
     GUARDS = "Guards"
     CASES = "Cases that count towards a rollout stage"
-    COSTS = "Costs and retention"
+    RETENTION = "Retention"
     NOTICES = "Notices"
 
 
@@ -86,7 +86,7 @@ def check_different(names: list[str]) -> list[str]:
     return names
 
 
-_NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS, _NOTICES = Group
+_NEW_RUNS, _STOPPING, _GUARDS, _CASES, _RETENTION, _NOTICES = Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,19 +218,14 @@ class ProjectSettings:
             _CASES, "Cases per key and day", "maximum number of cases that count per key and day (UTC)", Widens.MORE
         ),
     ] = 20
-    price_per_gpu_hour: Annotated[
-        Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None,
-        Setting(_COSTS, "Price of a GPU-hour", "price of one GPU hour, to show savings", empty="not set"),
-    ] = None
-    currency: Annotated[
-        str,
-        Field(pattern="^[A-Z]{3}$", examples=["USD"]),
-        Setting(_COSTS, "Currency", "currency of the price, by ISO 4217"),
-    ] = "USD"
     retention_days: Annotated[
         Annotated[int, Field(ge=1, le=36_500), Integral] | None,
         Setting(
-            _COSTS, "Retention", "how long the details of a run are kept after its end", empty="forever", unit="days"
+            _RETENTION,
+            "Retention",
+            "how long the details of a run are kept after its end",
+            empty="forever",
+            unit="days",
         ),
     ] = None
     rules: Annotated[

@@ -9,40 +9,20 @@
 Any process may accept messages for any run at any time: caches hold copies, and the rows are authoritative.
 """
 
-from evalstop_service.ingest.changes import MOST_UNWATCHED
-from evalstop_service.ingest.committer import Committer, running_in_thread
-from evalstop_service.ingest.load import RunCache, list_calls
-from evalstop_service.ingest.messages import (
-    CheckpointSaved,
-    Content,
-    EvalAnswered,
-    EvalChanged,
-    Exploited,
-    Limits,
-    Message,
-    Observations,
-    Receipt,
-    Resumed,
-    RolesCorrected,
-    ValueConflict,
-)
-
-__all__ = [
-    "MOST_UNWATCHED",
-    "CheckpointSaved",
-    "Committer",
-    "Content",
-    "EvalAnswered",
-    "EvalChanged",
-    "Exploited",
-    "Limits",
-    "Message",
-    "Observations",
-    "Receipt",
-    "Resumed",
-    "RolesCorrected",
-    "RunCache",
-    "ValueConflict",
-    "list_calls",
-    "running_in_thread",
-]
+from evalstop_service.ingest.changes import MOST_UNWATCHED as MOST_UNWATCHED
+from evalstop_service.ingest.committer import Committer as Committer
+from evalstop_service.ingest.committer import running_in_thread as running_in_thread
+from evalstop_service.ingest.load import RunCache as RunCache
+from evalstop_service.ingest.load import list_calls as list_calls
+from evalstop_service.ingest.messages import CheckpointSaved as CheckpointSaved
+from evalstop_service.ingest.messages import Content as Content
+from evalstop_service.ingest.messages import EvalAnswered as EvalAnswered
+from evalstop_service.ingest.messages import EvalChanged as EvalChanged
+from evalstop_service.ingest.messages import Exploited as Exploited
+from evalstop_service.ingest.messages import Limits as Limits
+from evalstop_service.ingest.messages import Message as Message
+from evalstop_service.ingest.messages import Observations as Observations
+from evalstop_service.ingest.messages import Receipt as Receipt
+from evalstop_service.ingest.messages import Resumed as Resumed
+from evalstop_service.ingest.messages import RolesCorrected as RolesCorrected
+from evalstop_service.ingest.messages import ValueConflict as ValueConflict

@@ -28,7 +28,7 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.runs.watched_metrics import record_verdict
-from evalstop_service.store import audit, decisions, endpoints, ingest, observations, projects, run_details, runs
+from evalstop_service.store import audit, decisions, ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
@@ -93,7 +93,6 @@ def carry_out(
     raised = _raise_request(tx, before, state, now)
     request = _find_open_request(state, raised or changes.request)
     _announce_changes(tx, before.run, run, changes.reached, raised, now)
-    _announce_observers(tx, before.run, state, run, now)
 
     answers = changes.answers
     if isinstance(answers[-1], Receipt):
@@ -211,19 +210,6 @@ def _announce_changes(
                 events.announce_run_event(tx, event_type, project, run, now, request=raised)
             else:
                 events.announce_run_event(tx, event_type, project, run, now)
-
-
-def _announce_observers(tx: Transaction, before: Run, state: RunState, run: Run, now: datetime) -> None:
-    """Announce each observer's first call, if an endpoint asks for it."""
-    observers = list(state.policy.panel)[len(state.policy.members) :]
-    called = [name for name in observers if name in run.calls and name not in before.calls]
-    listed = endpoints.list_endpoints(tx, run.project_id) if called else []
-    if not any(endpoint.enabled and endpoint.wants(EventType.OBSERVER_CALLED) for endpoint in listed):
-        return
-    project = projects.get_project(tx, run.project_id)
-    for name in called:
-        call = {"detector": name, "step": run.calls[name].step}
-        events.announce_run_event(tx, EventType.OBSERVER_CALLED, project, run, now, call=call)
 
 
 def _save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: datetime) -> None:

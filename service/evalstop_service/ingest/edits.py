@@ -1,6 +1,6 @@
 """Edits: whatever changes a run's past, or needs more than its state in memory. A kind of edit is one function.
 
-`group_commit.Editor` carries them out in a thread. Nothing here writes.
+`group_commit` carries them out in threads. Nothing here writes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -34,7 +33,7 @@ from evalstop_service.ingest.messages import Answer, EditCosts, Limits, Message,
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.store import observations, run_details, runs
+from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.ingest import IngestStore, RunChange
@@ -100,7 +99,7 @@ class GroupCommit:
         self._let_others_start = let_others_start
         self._policies: dict[UUID, Policy] = {}
         self._step_seconds = limits.step_seconds
-        self._editor = Editor(database, self._policies, costs, read_time)
+        self._database, self._costs = database, costs
         self._edit_threads = ThreadPoolExecutor(limits.edits, "edit")
         # Runs whose detectors took longer than `Limits.step_seconds`: they wait for each other only.
         self._costly: set[UUID] = set()
@@ -211,7 +210,7 @@ class GroupCommit:
             read, seconds = await self._store.read(lambda tx: _measure_query(query, tx))
             begun = [run_id for run_id, state in read.items() if isinstance(state, RunState) and state.run.last_step]
             for run_id in begun if counts["rebuilt"] else ():  # after a changed plan, which cost nothing then
-                self._editor.costs.charge(waiting[run_id][0].message, seconds / len(begun))
+                self._costs.charge(waiting[run_id][0].message, seconds / len(begun))
             for run_id in missing:
                 found = read.get(run_id)
                 if isinstance(found, RunState):
@@ -288,7 +287,7 @@ class GroupCommit:
     async def _edit_once(self, entry: Entry) -> None:
         message, counts = entry.message, Counter[str]()
         run_id, now = message.run_id, self._clock()
-        edit = partial(self._editor.edit_run, message, self._cache.find_state(run_id), now, counts)
+        edit = partial(self._edit_run, message, self._cache.find_state(run_id), now, counts)
         try:
             threads = self._costly_thread if run_id in self._costly else self._edit_threads
             changes = await asyncio.get_running_loop().run_in_executor(threads, edit)
@@ -303,6 +302,46 @@ class GroupCommit:
         self._cache.put_states([changes.state])
         entry.answer(changes.answers[0])
         self._record_metrics([changes])
+
+    def _edit_run(self, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]) -> Changes:
+        """Carry out a message, in any thread; raises ServiceError if it is refused. What is returned is durable.
+
+        read the run and its rows ──> change them, judge anew ──> lock the run, save, write the consequences
+                 ^                                                  │
+                 └── it changed meanwhile: once more, locked ───────┘
+
+        The run is judged before it is locked, so that neither a decision nor a post waits for a replay.
+        """
+        with self._database.reading() as tx:
+            changes = self._judge(tx, message, cached, now, counts)
+        run = changes.before.run
+        if not changes.is_changed:
+            return changes
+        with self._database.transaction() as tx:
+            if runs.lock_runs(tx, [run.id]).get(run.id) != run.version:
+                changes = self._judge(tx, message, None, now, counts)
+                if not changes.is_changed:
+                    return changes
+            observations.add_observations(tx, changes.state.run, changes.points, now)
+            return carry_out(tx, changes, now, self._read_time)
+
+    def _judge(
+        self, tx: Transaction, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]
+    ) -> Changes:
+        run_id, known = message.run_id, {} if cached is None else {message.run_id: cached}
+        state = load_runs(tx, {run_id: {message.project_id}}, known, self._policies, counts).get(run_id)
+        if not isinstance(state, RunState):
+            raise state or not_found(message)
+        refuse_pruned_run(state.run)
+        decided, requests = load_followed(tx, [state])
+        state = replace(state, decision=decided.get(run_id, state.decision))
+        edit = Edit(tx, state, requests.get(run_id), now, lambda: self._costs.require_share(message))
+        started = time.thread_time()
+        changes = edit.apply(message.content)
+        changes.seconds = time.thread_time() - started
+        if edit.has_replayed:
+            self._costs.charge(message, changes.seconds)
+        return changes
 
     def _record_metrics(self, saved: Iterable[Changes]) -> None:
         self._metrics.unjudged_runs.inc(sum([changes.fails for changes in saved]))
@@ -319,58 +358,6 @@ class GroupCommit:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
-
-
-@dataclass(frozen=True)
-class Editor:
-    """Makes edits, in any thread.
-
-    read the run and its rows ──> change them, judge anew ──> lock the run, save, write the consequences
-             ^                                                  │
-             └── it changed meanwhile: once more, locked ───────┘
-
-    The run is judged before it is locked, so that neither a decision nor a post waits for a replay.
-    """
-
-    database: Database
-    policies: dict[UUID, Policy]
-    costs: EditCosts
-    read_time: Callable[[Transaction], datetime]
-
-    def edit_run(self, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]) -> Changes:
-        """Carry out a message; raises ServiceError if it is refused. What is returned is durable."""
-        with self.database.reading() as tx:
-            changes = self._judge(tx, message, cached, now, counts)
-        run = changes.before.run
-        if not changes.is_changed:
-            return changes
-        with self.database.transaction() as tx:
-            if runs.lock_runs(tx, [run.id]).get(run.id) != run.version:
-                changes = self._judge(tx, message, None, now, counts)
-                if not changes.is_changed:
-                    return changes
-            observations.add_observations(tx, changes.state.run, changes.points, now)
-            if changes.seconds > self.costs.step_seconds:
-                run_details.record_costly_step(tx, run.id, changes.seconds)
-            return carry_out(tx, changes, now, self.read_time)
-
-    def _judge(
-        self, tx: Transaction, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]
-    ) -> Changes:
-        run_id, known = message.run_id, {} if cached is None else {message.run_id: cached}
-        state = load_runs(tx, {run_id: {message.project_id}}, known, self.policies, counts).get(run_id)
-        if not isinstance(state, RunState):
-            raise state or not_found(message)
-        refuse_pruned_run(state.run)
-        decided, requests = load_followed(tx, [state])
-        state = replace(state, decision=decided.get(run_id, state.decision))
-        edit = Edit(tx, state, requests.get(run_id), now, lambda: self.costs.require_share(message))
-        started = time.thread_time()
-        changes = edit.apply(message.content)
-        changes.seconds = time.thread_time() - started
-        if edit.has_replayed:
-            self.costs.charge(message, changes.seconds)
-        return changes
 
 
 def _measure(

@@ -157,15 +157,11 @@ class Limits:
 
 
 class EditCosts:
-    """The share of processor time that the edits of each key, and of each project, may spend on replays. Thread-safe.
-
-    `step_seconds`: see `Limits`.
-    """
+    """The share of processor time that the edits of each key, and of each project, may spend on replays."""
 
     def __init__(self, limits: Limits) -> None:
         self._limit = RateLimit(limits.replays)
         self._limit_of_project = RateLimit(Rate(2 * limits.replays.burst, 2 * limits.replays.per_second))
-        self.step_seconds = limits.step_seconds
 
     def require_share(self, message: Message) -> None:
         """Raise TooOften when a message would replay its run, and its key or project has used up its share."""

@@ -229,18 +229,13 @@ def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datet
         start_checks(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
-def record_costly_step(tx: Transaction, run_id: UUID, seconds: float) -> None:
-    """Record the time of a detector step that exceeded the budget."""
-    tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(costly_step_seconds=seconds))
-
-
 def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
     """The health of those of these runs that have a row."""
     query = sa.select(run_health).where(run_health.c.run_id.in_(list(run_ids)))
     return {health.run_id: health for health in find_all(tx, RunHealth, query)}
 
 
-_KEPT_BY_CHECKS = ("run_id", "heartbeat_at", "costly_step_seconds")
+_KEPT_BY_CHECKS = ("run_id", "heartbeat_at")
 
 
 def save_health(tx: Transaction, health: RunHealth) -> None:

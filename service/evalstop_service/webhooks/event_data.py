@@ -125,19 +125,6 @@ class RunEvent(_AboutRun, kw_only=True):
     decision: None
 
 
-class ObserverCall(Struct):
-    """The first call of a detector that observes the run."""
-
-    detector: Annotated[str, Meta(description="its name in the policy")]
-    step: int
-
-
-class ObserverCalled(RunEvent, kw_only=True):
-    """An observer called for a stop."""
-
-    call: ObserverCall
-
-
 class RuleMet(RunEvent, kw_only=True):
     """A run met a rule of its project."""
 

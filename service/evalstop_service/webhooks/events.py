@@ -228,12 +228,6 @@ DECLARATIONS: dict[EventType, Declaration] = {
             metric_fault=MetricFault("eval/score", FaultKind.CONSTANT, "its last 20 values are the same, 0.5"),
         ),
     ),
-    EventType.OBSERVER_CALLED: Declaration(
-        "A detector that only observes calls for a stop, for the first time in this attempt. It decides nothing. `*` "
-        "does not subscribe to it: name it.",
-        "would be stopped by a detector that only observes",
-        event_data.ObserverCalled(**_NO_DECISION, call=event_data.ObserverCall("k_decline", 150)),
-    ),
     EventType.RULE_MET: Declaration(
         "The run met one of the project's rules on metrics. Not sent again for this rule within its pause. Nothing is "
         "stopped.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -12,7 +11,6 @@ from evalstop_service.domain.run import DetectorCall
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Resumed, list_calls
 from evalstop_service.store import backtests as backtest_rows
-from evalstop_service.store import endpoints, tables
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -70,25 +68,6 @@ def test_call_shows_its_time_and_the_evidence_now(project: ProjectFixture) -> No
     assert decline.called_at == ONE_HOUR_LATER
     assert (posterior.observes, posterior.step, posterior.called_at) == (True, None, None)
     assert posterior.evidence is not None
-
-
-@pytest.mark.parametrize("event_types", [("run.observer_called",), ("*",)])
-def test_first_call_of_an_observer_is_an_event_for_who_names_it(
-    project: ProjectFixture, event_types: tuple[str, ...]
-) -> None:
-    """Each observer's first call is announced once, to endpoints that name the event; deciding detectors' are not."""
-    with project.database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=event_types, now=NOW)
-    run = project.open_run(policy="default", mode="shadow")
-    for first in range(0, len(POINTS), 20):
-        project.post_observations(run, POINTS[first : first + 20])
-    bodies = [row["body"] for row in project.load_rows(tables.events, run) if row["type"] == "run.observer_called"]
-    announced = {call["detector"]: call["step"] for call in (json.loads(body)["data"]["call"] for body in bodies)}
-    calls = load_calls(project, run).values()
-    expected = {call.detector: call.step for call in calls if call.observes and call.step is not None}
-    assert announced == (expected if event_types != ("*",) else {})
-    assert len(bodies) == len(announced)
-    assert expected
 
 
 def test_late_observation_and_resume_take_calls_back(project: ProjectFixture) -> None:

@@ -303,13 +303,6 @@ class RunHealth:
     metric_faults: Annotated[
         tuple[MetricFault, ...], doc("watched metrics without usable data, at the last check")
     ] = ()
-    costly_step_seconds: Annotated[
-        float | None,
-        doc(
-            "detector time in one commit that exceeded the budget, so that the run is committed separately; null: "
-            "within the budget so far"
-        ),
-    ] = None
 
 
 run_health = make_table(

@@ -83,7 +83,7 @@ class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
 
-@answers(RunHealth, "state cadence_seconds metric_faults costly_step_seconds")
+@answers(RunHealth, "state cadence_seconds metric_faults")
 class RunHealthOut(Answer):
     """Whether a run is reporting."""
 
@@ -232,7 +232,6 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
             last_report_at=health.last_report_at(run, row),
             cadence_seconds=row.cadence_seconds if row else None,
             metric_faults=[MetricFaultOut.model_validate(item) for item in row.metric_faults] if row else [],
-            costly_step_seconds=row.costly_step_seconds if row else None,
             detector_failure=run.detector_failure,
         )
         for run in living

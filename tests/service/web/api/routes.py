@@ -117,8 +117,6 @@ PROJECT_SETTINGS = {
     "case_evals": 3,
     "case_gpu_hours": 0.5,
     "cases_per_key_and_day": 5,
-    "price_per_gpu_hour": 2.5,
-    "currency": "EUR",
 }
 
 BODIES: dict[tuple[str, str], dict[str, Any]] = {

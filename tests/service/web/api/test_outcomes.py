@@ -17,9 +17,7 @@ Points = list[dict[str, Any]]
 def admin(service: Service) -> httpx.Client:
     """A client of a project that holds out every stop."""
     client = service.open_client(service.create_project())
-    terms = {"held_out_share": 1, "price_per_gpu_hour": 2.5, "currency": "EUR"}
-    changed = expect_json(client.patch("/project", json=terms), 200)
-    assert {name: changed[name] for name in terms} == terms
+    assert expect_json(client.patch("/project", json={"held_out_share": 1}), 200)["held_out_share"] == 1
     return client
 
 
@@ -94,17 +92,15 @@ def test_contradictory_outcome_is_refused(admin: httpx.Client) -> None:
     assert "label it wrong" in expect_problem(admin.post(f"/runs/{healthy}/outcome", json=outcome), 422)["detail"]
 
 
-@pytest.mark.parametrize(
-    "invalid", [{"held_out_share": -0.1}, {"held_out_share": 1.1}, {"price_per_gpu_hour": -1}, {"currency": "dollars"}]
-)
+@pytest.mark.parametrize("invalid", [{"held_out_share": -0.1}, {"held_out_share": 1.1}])
 def test_invalid_outcome_settings_are_refused(admin: httpx.Client, invalid: dict[str, Any]) -> None:
-    """A share is from 0 to 1, a price is not negative, and a currency has three letters."""
+    """A share is from 0 to 1."""
     assert next(iter(invalid)) in str(expect_problem(admin.patch("/project", json=invalid), 422))
 
 
 def test_new_project_holds_out_a_tenth_by_default(service: Service) -> None:
-    """Without other settings the share is 0.1 and there is no price."""
+    """Without other settings the share is 0.1."""
     installation_admin = service.open_client(None, "admin")
     project = expect_json(installation_admin.post("/projects", json={"name": "holds out"}), 201)
-    assert (project["held_out_share"], project["price_per_gpu_hour"], project["currency"]) == (0.1, None, "USD")
+    assert project["held_out_share"] == 0.1
     assert "seed" not in project

@@ -104,8 +104,6 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         name_state=formatting.name_state,
         unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
         stopping=decision_lifecycle.STOPPING,
-        price=visitor.project.price_per_gpu_hour,
-        currency=visitor.project.currency,
     )
 
 

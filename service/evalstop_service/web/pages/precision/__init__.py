@@ -160,8 +160,6 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
             _link_cases(filters.case_filter, group, by, row, outcome)
         ),
         link_calls=partial(link_calls, visitor, filters.case_filter),
-        price=visitor.project.price_per_gpu_hour,
-        currency=visitor.project.currency,
     )
 
 

@@ -91,7 +91,6 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         silent_seconds=(site.clock() - health.last_report_at(run, stored)).total_seconds(),
         cadence_seconds=cadence_seconds,
         lost_after_seconds=stale_after_seconds(stale_seconds, cadence_seconds) * (1 + LOST_TIMES),
-        costly_step_seconds=stored.costly_step_seconds if stored else None,
         job_runs=[other.name for other in others],
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
