@@ -1,34 +1,25 @@
 """Encrypts the webhook secrets in the database, so that a copy of the database reveals none of them.
 
-AES-256-GCM with the endpoint's id as associated data: an encrypted secret that was copied to another row cannot be
-decrypted, which Fernet would not detect. The stored form is `encrypted:1:<key>:<nonce and ciphertext in base64>`, where
-`<key>` is the first 8 hex digits of the key's SHA-256. A secret without that prefix is plain text.
+By Fernet, with the endpoint's id before each secret, so that one that was copied to another row cannot be used there.
+The stored form is `encrypted:` and Fernet's token. A secret without that prefix is plain text.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import logging
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
+from contextlib import suppress
 from uuid import UUID
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from evalstop_service.errors import ServiceError
 
-log = logging.getLogger(__name__)
-
 SETTING = "EVALSTOP_SECRET_KEYS"
-PREFIX = "encrypted:1:"
+PREFIX = "encrypted:"
 KEY_BYTES = 32
-
-_NONCE_BYTES = 12
-_CACHED_SECRETS = 4096
 
 
 class UnreadableSecret(ServiceError):
@@ -39,52 +30,33 @@ class Encryption:
     """Encrypts with the first key and decrypts with any; without a key, secrets are stored as plain text."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        self._keys = {_key_id(key): AESGCM(key) for key in keys}
-        self._first = _key_id(keys[0]) if keys else None
-        self._decrypt_cached = lru_cache(_CACHED_SECRETS)(self._decrypt)  # busy endpoints need theirs for each delivery
-        self._logged: set[str] = set()
+        self._fernet = MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in keys]) if keys else None
 
     @property
     def has_key(self) -> bool:
         """Whether secrets are encrypted."""
-        return self._first is not None
+        return self._fernet is not None
 
     def encrypt(self, secret: str, endpoint_id: UUID) -> str:
         """The secret of an endpoint as the database stores it."""
-        if self._first is None:
+        if self._fernet is None:
             return secret
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        ciphertext = nonce + self._keys[self._first].encrypt(nonce, secret.encode(), endpoint_id.bytes)
-        return f"{PREFIX}{self._first}:{base64.b64encode(ciphertext).decode()}"
+        return PREFIX + self._fernet.encrypt(f"{endpoint_id}:{secret}".encode()).decode()
 
     def decrypt(self, stored: str, endpoint_id: UUID) -> str:
-        """The secret of an endpoint; raises UnreadableSecret, logged once for each secret."""
+        """The secret of an endpoint; raises UnreadableSecret."""
         if not stored.startswith(PREFIX):
             return stored
-        try:
-            return self._decrypt_cached(stored, endpoint_id)
-        except UnreadableSecret as error:
-            if stored not in self._logged:
-                self._logged.add(stored)
-                log.error("%s", error)
-            raise
-
-    def _decrypt(self, stored: str, endpoint_id: UUID) -> str:
-        key_id, _, text = stored.removeprefix(PREFIX).partition(":")
-        key = self._keys.get(key_id)
-        if key is None:
+        owner = secret = ""
+        if self._fernet is not None:
+            with suppress(InvalidToken):
+                owner, _, secret = self._fernet.decrypt(stored.removeprefix(PREFIX)).decode().partition(":")
+        if owner != str(endpoint_id):
             raise UnreadableSecret(
-                f"a secret of endpoint {endpoint_id} is encrypted with key {key_id}, which is not in {SETTING}; "
-                "add that key to resume the deliveries signed with this secret"
+                f"no key in {SETTING} decrypts a secret of endpoint {endpoint_id}: add the key that encrypted it, or "
+                "rotate the secret if it was changed in the database"
             )
-        try:
-            ciphertext = base64.b64decode(text, validate=True)
-            return key.decrypt(ciphertext[:_NONCE_BYTES], ciphertext[_NONCE_BYTES:], endpoint_id.bytes).decode()
-        except (InvalidTag, binascii.Error, ValueError):
-            raise UnreadableSecret(
-                f"a secret of endpoint {endpoint_id} was changed in the database or copied from another endpoint; "
-                "rotate the secret of this endpoint"
-            ) from None
+        return secret
 
 
 def generate_key() -> str:
@@ -108,7 +80,3 @@ def parse_keys(text: str | None) -> list[bytes]:
             )
         keys.append(key)
     return keys
-
-
-def _key_id(key: bytes) -> str:
-    return hashlib.sha256(key).hexdigest()[:8]
