@@ -46,7 +46,7 @@ FLOODS: dict[str, Callable[[int], Any]] = {
     "POST /mlflow/api/2.0/mlflow/runs/search": lambda number: {
         "experiment_ids": ["0"],
         "max_results": 1000,
-        "filter": " AND ".join(["metrics.eval < 1e9"] * 20),
+        "filter": " AND ".join(["params.a != 'b'"] * 20),
     },
 }
 """The bodies of the costliest requests that a route allows, by their number."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,10 +12,9 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, match_given, save_row
-from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
+from evalstop_service.store.tables import experiments, mlflow_runs, runs
 from evalstop_service.store.tables.projects import DEFAULT_NUMBER as DEFAULT_NUMBER
 from evalstop_service.store.tables.projects import Experiment as Experiment
-from evalstop_service.store.tables.runs import LIVE
 from evalstop_service.store.tables.runs import MlflowRun as MlflowRun
 
 MAX_SEARCHED = 5000
@@ -56,75 +54,46 @@ def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, M
     return runs_by_id
 
 
+ATTRIBUTES = ("run_id", "run_name", "status", "user_id")
+"""The attributes of runs that a filter may compare."""
+
+
 class Clause(NamedTuple):
-    """Compares `key` of `kind` (attributes, tags, params, metrics) to `value`, with = != < <= > or >=."""
+    """Compares the text `key` of `kind` (attributes, tags, params) to `value`, with = or !=."""
 
     kind: str
     key: str
     sign: str
-    value: Any
+    value: str
 
 
-class Order(NamedTuple):
-    """Sort by `key` of the `kind`."""
-
-    kind: str
-    key: str
-    descending: bool
-
-
-class Search(NamedTuple):
-    """A page of a search."""
-
-    clauses: Sequence[Clause]
-    orders: Sequence[Order]
-    offset: int
-    limit: int
-
-
-def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID | None], search: Search) -> list[UUID]:
-    """The ids of the matching runs of these experiments, among the newest; None is the default experiment."""
+def search_runs(
+    tx: Transaction,
+    project_id: UUID,
+    experiment_ids: Sequence[UUID | None],
+    clauses: Sequence[Clause],
+    offset: int,
+    limit: int,
+) -> list[UUID]:
+    """The ids of the matching runs of these experiments, among the newest, newest first; None is the default
+    experiment."""
     of_stored = mlflow_runs.c.experiment_id.in_([stored_id for stored_id in experiment_ids if stored_id is not None])
     of_default = mlflow_runs.c.experiment_id.is_(None) if None in experiment_ids else sa.false()
-    source = runs.outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id).outerjoin(
-        experiments, experiments.c.id == mlflow_runs.c.experiment_id
-    )
+    source = runs.outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
     newest = sa.select(runs.c.id).select_from(source).where(runs.c.project_id == project_id, of_stored | of_default)
     searched = newest.order_by(runs.c.id.desc()).limit(MAX_SEARCHED).subquery()
-    source = source.join(searched, searched.c.id == runs.c.id)
-    attributes = {
+    query = sa.select(runs.c.id).select_from(source.join(searched, searched.c.id == runs.c.id))
+    attributes: dict[str, sa.ColumnElement[Any]] = {
         "run_id": sa.func.replace(sa.cast(runs.c.id, sa.Text), "-", ""),
         "run_name": sa.func.coalesce(read_member(tx, runs.c.labels, RUN_NAME), runs.c.name),
         "user_id": sa.func.coalesce(read_member(tx, runs.c.labels, USER), NO_USER),
         "status": sa.case(STATUSES, value=sa.type_coerce(runs.c.status, sa.Text)),
-        "experiment_id": sa.cast(sa.func.coalesce(experiments.c.number, 0), sa.Text),
-        "lifecycle_stage": sa.literal("active"),
-        "start_time": sa.func.coalesce(mlflow_runs.c.start_time, read_milliseconds(tx, runs.c.created_at)),
-        "end_time": sa.func.coalesce(mlflow_runs.c.end_time, read_milliseconds(tx, runs.c.ended_at)),
     }
-
-    def find_field(kind: str, key: str) -> sa.ColumnElement[Any]:
-        match kind:
-            case "tags":
-                return read_member(tx, runs.c.labels, key)
-            case "params":
-                return read_member(tx, mlflow_runs.c.params, key)
-            case "metrics":
-                values = sa.select(sa.type_coerce(observations.c.value, sa.Double)).where(
-                    observations.c.run_id == runs.c.id,
-                    observations.c.metric == key,
-                    observations.c.superseded_by == LIVE,
-                )
-                return values.order_by(observations.c.step.desc()).limit(1).scalar_subquery()
-        return attributes[key]
-
-    query = sa.select(runs.c.id).select_from(source)
-    for kind, key, sign, value in search.clauses:  # as in MLflow, a row without the field meets none
-        query = query.where(_SIGNS[sign](find_field(kind, key), value))
-    for kind, key, descending in search.orders:
-        field = find_field(kind, key)
-        query = query.order_by((field.desc() if descending else field.asc()).nulls_last())
-    return list(tx.execute(query.offset(search.offset).limit(search.limit)).scalars())
+    members = {"tags": runs.c.labels, "params": mlflow_runs.c.params}
+    for kind, key, sign, value in clauses:  # as in MLflow, a row without the field meets none
+        field = attributes[key] if kind == "attributes" else read_member(tx, members[kind], key)
+        query = query.where(field == value if sign == "=" else field != value)
+    return list(tx.execute(query.order_by(runs.c.id.desc()).offset(offset).limit(limit)).scalars())
 
 
 def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.ColumnElement[str]:
@@ -134,23 +103,6 @@ def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.
         return sa.func.json_extract(column, f"$.{json.dumps(key)}", type_=sa.Text)
     return column.op("->>", return_type=sa.Text())(key)
 
-
-def read_milliseconds(tx: Transaction, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-    """A time in milliseconds since 1970."""
-    if tx.dialect.name == "sqlite":
-        seconds = sa.cast(sa.func.strftime("%s", column), sa.BigInteger)
-        return seconds * 1000 + sa.cast(sa.func.substr(column, 21, 3), sa.BigInteger)
-    return sa.cast(sa.func.floor(sa.func.extract("epoch", column) * 1000), sa.BigInteger)
-
-
-_SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 DEFAULT_NAME = "Default"
 """The name of the experiment of runs that have none."""

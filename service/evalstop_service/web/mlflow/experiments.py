@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID, uuid5
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
 
 from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import counts, mlflow, projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment, Search
+from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Ctx, Db, Ingest, Now, ReadOrIngest
 from evalstop_service.web.limits import SEARCH_COST
@@ -24,10 +23,6 @@ from evalstop_service.web.mlflow.protocol import API, MlflowError, invalid_param
 from evalstop_service.web.mlflow.requests import CreateExperiment, Document, SearchExperiments, to_milliseconds
 
 router = APIRouter(prefix=f"{API}/mlflow/experiments", route_class=JsonRoute)
-
-PAGE_BYTES = 4 << 20
-"""No item follows in a page of a search after this many bytes, in JSON."""
-LOADED_AT_ONCE = 20
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -87,39 +82,18 @@ _NAME_FILTER = re.compile(r"\s*(?:attributes?\.)?name\s*=\s*['\"]([^'\"]*)['\"]\
 def search_experiments(body: SearchExperiments, caller: ReadOrIngest, context: Ctx, root: Root) -> Document:
     """All experiments, newest first, with the default experiment last; or the one with the name in the filter."""
     named = _NAME_FILTER.fullmatch(body.filter or "")
-    if body.order_by or (body.filter and named is None):
-        raise invalid_parameter("filter: experiments are found by name = '...' alone, and not ordered")
+    if body.filter and named is None:
+        raise invalid_parameter("filter: experiments are found by name = '...' alone")
     name = named[1] if named else None
-    query = body.model_copy(update={"filter": ""}).to_search()
     default = default_experiment(caller.project_id, root)
     context.limits.spend_costly(SEARCH_COST)
     with context.database.reading() as tx:
         ids = mlflow.list_experiment_ids(tx, caller.project_id, name)
         ids += [default.id] if name in (None, DEFAULT_NAME) else []
-
-        def load(ids: Sequence[UUID]) -> Iterator[Document]:
-            stored = {default.id: default} | mlflow.load_experiments(tx, ids)
-            return (_describe_experiment(stored[experiment_id]) for experiment_id in ids)
-
-        return fill_page("experiments", ids[query.offset : query.offset + query.limit], query, load)
-
-
-Load = Callable[[Sequence[UUID]], Iterator[Document]]
-
-
-def fill_page(name: str, ids: Sequence[UUID], query: Search, load: Load) -> Document:
-    """The answer to a search: as many documents as a page may hold, loaded by their ids, and the next page's token."""
-    page: list[Document] = []
-    size, wanted = 0, ids[: query.limit - 1]
-    for start in range(0, len(wanted), LOADED_AT_ONCE):
-        if size > PAGE_BYTES:
-            break
-        for document in load(wanted[start : start + LOADED_AT_ONCE]):
-            if size <= PAGE_BYTES:
-                size += len(msgspec.json.encode(document))
-                page.append(document)
-    token = {"next_page_token": str(query.offset + len(page))} if len(page) < len(ids) else {}
-    return {name: page, **token}
+        page = ids[body.offset : body.offset + body.limit]
+        stored = {default.id: default} | mlflow.load_experiments(tx, page)
+    documents = [_describe_experiment(stored[experiment_id]) for experiment_id in page]
+    return body.make_page("experiments", documents, is_last=len(ids) <= body.offset + body.limit)
 
 
 def default_experiment(project_id: UUID, root: str) -> Experiment:

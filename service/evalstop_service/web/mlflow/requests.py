@@ -20,9 +20,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json
 from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
 from evalstop_service.domain.labels import MOST_LABELS as MOST_LABELS
+from evalstop_service.store.mlflow import ATTRIBUTES, Clause
 from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
 from evalstop_service.store.mlflow import USER as USER
-from evalstop_service.store.mlflow import Clause, Order, Search
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.mlflow.protocol import invalid_parameter
@@ -85,7 +85,9 @@ def is_client_tag(name: str) -> bool:
 
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
-MAX_OUTPUTS, MAX_PAGE = 100, 1000
+MAX_OUTPUTS = 100
+MAX_PAGE = 50
+"""The most experiments or runs of a page: the params and tags of one may have 320 KiB."""
 
 Document = dict[str, Any]
 """A JSON document of MLflow's API."""
@@ -249,16 +251,25 @@ class SearchExperiments(MlflowBody):
     """experiments/search."""
 
     filter: Filter = ""
-    order_by: Annotated[list[Filter], Field(max_length=100)] = []
+    order_by: Annotated[list[Filter], Field(max_length=0)] = []
     max_results: Annotated[Whole, Field(ge=1, le=50_000)] = MAX_PAGE
     page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
     view_type: View = "ACTIVE_ONLY"
 
-    def to_search(self, last_orders: Sequence[Order] = ()) -> Search:
-        """The search for a page, and one item more, which shows whether it is the last."""
-        orders = [*parse_orders(self.order_by), *last_orders]
-        limit = min(self.max_results, MAX_PAGE) + 1
-        return Search(parse_filter(self.filter), orders, int(self.page_token or 0), limit)
+    @property
+    def offset(self) -> int:
+        """The number of items before the page."""
+        return int(self.page_token or 0)
+
+    @property
+    def limit(self) -> int:
+        """The number of items of the page."""
+        return min(self.max_results, MAX_PAGE)
+
+    def make_page(self, name: str, documents: Sequence[Document], *, is_last: bool) -> Document:
+        """The answer."""
+        token = {} if is_last else {"next_page_token": str(self.offset + self.limit)}
+        return {name: documents, **token}
 
 
 class SearchRuns(SearchExperiments):
@@ -283,20 +294,15 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-MAX_CLAUSES, MAX_ORDERS = 20, 5
-"""Comparisons in a filter, and sort keys: each is computed for every run."""
+MAX_CLAUSES = 20
+"""Comparisons in a filter: each is computed for every run."""
 
 _CLAUSE = re.compile(
-    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+)\s*(?P<sign><=|>=|!=|=|<|>)\s*"
-    r"(?P<value>'[^']*'|\"[^\"]*\"|-?[0-9][0-9.eE+\-]*)\s*",
+    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+)\s*(?P<sign>!=|=)\s*"
+    r"(?P<value>'[^']*'|\"[^\"]*\")\s*",
     re.IGNORECASE,
 )
 _AND = re.compile(r"and\b", re.IGNORECASE)
-_ORDER = re.compile(
-    r"(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+(?: +[\w.\-/]+)*?)"
-    r"(?:\s+(?P<direction>asc|desc))?",
-    re.IGNORECASE,
-)
 _KEY = re.compile(r"[^\"`\\]+")
 """What a key may consist of: SQLite finds a member of a document by its path, which other characters could end."""
 
@@ -304,21 +310,13 @@ _KINDS = {
     **dict.fromkeys(("attribute", "attributes", "attr", "run"), "attributes"),
     **dict.fromkeys(("tag", "tags"), "tags"),
     **dict.fromkeys(("param", "params", "parameter", "parameters"), "params"),
-    **dict.fromkeys(("metric", "metrics"), "metrics"),
 }
-_ATTRIBUTES = {
-    **{name: name for name in ("run_id", "run_name", "status", "start_time", "end_time", "user_id")},
-    **{name: name for name in ("experiment_id", "lifecycle_stage")},
-    **dict.fromkeys(("run name", "Run name", "Run Name", "name"), "run_name"),
-    **dict.fromkeys(("created", "Created"), "start_time"),
-}
-"""Each spelling of an attribute."""
 
 
 def parse_filter(text: str) -> list[Clause]:
-    """The clauses of a filter: comparisons joined by AND; raises MlflowError.
+    """The clauses of a filter: texts compared by = or !=, joined by AND; raises MlflowError.
 
-        metrics.accuracy > 0.8 AND params.optimizer = 'adam' AND status = 'FINISHED'
+        tags.team = 'red' AND params.optimizer != 'adam' AND status = 'FINISHED'
 
     Unknown syntax is an error, because ignoring it would select too much.
     """
@@ -335,63 +333,20 @@ def parse_filter(text: str) -> list[Clause]:
         match = _CLAUSE.match(text, at)
         if match is None:
             raise _refuse_filter(text)
-        kind, key = _parse_key(match["kind"], match["key"])
-        clauses.append(Clause(kind, key, match["sign"], _parse_value(text, kind, key, match["sign"], match["value"])))
+        kind, key = _KINDS.get((match["kind"] or "attributes").lower()), match["key"].strip('`"')
+        if kind is None or not _KEY.fullmatch(key) or (kind == "attributes" and key not in ATTRIBUTES):
+            raise _refuse_filter(text)
+        clauses.append(Clause(kind, key, match["sign"], match["value"][1:-1]))
         at = match.end()
     if len(clauses) > MAX_CLAUSES:
         raise invalid_parameter(f"a filter may have {MAX_CLAUSES} comparisons; this one has {len(clauses)}")
     return clauses
 
 
-def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """The sort keys, most significant first; raises MlflowError."""
-    orders: list[Order] = []
-    for text in texts:
-        match = _ORDER.fullmatch(text.strip())
-        if match is None:
-            raise invalid_parameter(f"Invalid order_by clause {text!r:.100}: write for example `metrics.loss ASC`")
-        kind, key = _parse_key(match["kind"], match["key"])
-        orders.append(Order(kind, key, (match["direction"] or "asc").lower() == "desc"))
-    if len(orders) > MAX_ORDERS:
-        raise invalid_parameter(f"order_by may have {MAX_ORDERS} keys; this one has {len(orders)}")
-    return orders
-
-
-def _parse_key(kind: str | None, key: str) -> tuple[str, str]:
-    key = key.strip().strip('`"')
-    if not _KEY.fullmatch(key) or clean_text(key) != key:
-        raise invalid_parameter(f"Invalid key {key!r:.100}: a key has no quotes, backslashes or control characters")
-    kind_name = "attributes" if kind is None else _KINDS.get(kind.lower())
-    if kind_name is None:
-        raise invalid_parameter(f"Invalid entity type {kind!r:.50}: one of {', '.join(sorted(_KINDS))}")
-    if kind_name != "attributes":
-        return kind_name, key
-    if key not in _ATTRIBUTES:
-        raise invalid_parameter(f"Invalid attribute key {key!r:.50}: one of {', '.join(sorted(_ATTRIBUTES))}")
-    return kind_name, _ATTRIBUTES[key]
-
-
-def _parse_value(text: str, kind: str, key: str, sign: str, value: str) -> float | str:
-    """Parse the value of a comparison by the type of its key: a number or a text."""
-    quoted = value[0] in "'\""
-    if kind == "metrics" or (kind == "attributes" and key in ("start_time", "end_time")):
-        if quoted:
-            raise invalid_parameter(
-                f"{kind}.{key} is a number: compare it with = != < <= > >= to a number, in {text!r:.300}"
-            )
-        try:
-            return float(value)
-        except ValueError:
-            raise _refuse_filter(text) from None
-    if not quoted or sign not in ("=", "!="):
-        raise invalid_parameter(f"{kind}.{key} is a text: compare it with = != to a quoted text, in {text!r:.300}")
-    return value[1:-1]
-
-
 def _refuse_filter(text: str) -> Exception:
     return invalid_parameter(
-        f"Invalid filter string {text!r:.300}: join comparisons such as tags.key = 'value', metrics.key > 0.5 or "
-        "attributes.status = 'FINISHED' by AND"
+        f"Invalid filter string {text!r:.300}: join comparisons of texts such as tags.key = 'value', "
+        f"params.key != '1' or status = 'FINISHED' by AND; the attributes are {', '.join(ATTRIBUTES)}"
     )
 
 

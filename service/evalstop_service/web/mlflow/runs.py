@@ -16,7 +16,7 @@ from evalstop_service.ingest import open_run
 from evalstop_service.store import decisions, mlflow, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.mlflow import STATUSES, MlflowRun, Order
+from evalstop_service.store.mlflow import STATUSES, MlflowRun
 from evalstop_service.store.projects import get_project
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.json_body import JsonRoute
@@ -24,12 +24,10 @@ from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db, Read, ReadOrIngest
 from evalstop_service.web.limits import SEARCH_COST
 from evalstop_service.web.mlflow import requests
-from evalstop_service.web.mlflow.experiments import Root, fill_page, find_references, load_experiment, pair_documents
+from evalstop_service.web.mlflow.experiments import Root, find_references, load_experiment, pair_documents
 from evalstop_service.web.mlflow.protocol import API, invalid_parameter
 from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 from evalstop_service.web.mlflow.run_logger import Logger, RecordedRun, load_recorded, load_run
-
-_NEWEST_FIRST = [Order("attributes", "start_time", True), Order("attributes", "run_id", False)]
 
 router = APIRouter(prefix=f"{API}/mlflow", route_class=JsonRoute)
 
@@ -132,18 +130,16 @@ def log_inputs(body: requests.RunBody, logger: Logger) -> Document:
 
 @router.post("/runs/search")
 def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Root) -> Document:
-    """The matching runs of experiments, by default newest first."""
-    query = body.to_search(_NEWEST_FIRST)
+    """The matching runs of experiments, newest first."""
+    clauses = requests.parse_filter(body.filter)
     context.limits.spend_costly(SEARCH_COST)
     with context.database.reading() as tx:
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
-        ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, query)
-
-        def load(ids: Sequence[UUID]) -> Iterator[Document]:
-            loaded = runs.load_runs(tx, ids)
-            return _run_documents(tx, [loaded[run_id] for run_id in ids if run_id in loaded], context, root)
-
-        return fill_page("runs", ids, query, load)
+        ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, clauses, body.offset, body.limit + 1)
+        loaded = runs.load_runs(tx, ids[: body.limit])
+        page = [loaded[run_id] for run_id in ids[: body.limit] if run_id in loaded]
+        documents = list(_run_documents(tx, page, context, root))
+    return body.make_page("runs", documents, is_last=len(ids) <= body.limit)
 
 
 def _run_documents(tx: Transaction, page: Sequence[Run], context: Context, root: str) -> Iterator[Document]:

@@ -49,7 +49,7 @@ mlflow.finalize_logged_model(model.model_id, "READY")
 
 assert "scripts" in [item.name for item in mlflow.search_experiments()]
 matching_runs = mlflow.search_runs(
-    search_all_experiments=True, filter_string="metrics.eval_accuracy > 0.4", output_format="list"
+    search_all_experiments=True, filter_string=f"run_id = '{run.info.run_id}'", output_format="list"
 )
 assert [item.info.run_id for item in matching_runs] == [run.info.run_id]
 

@@ -39,7 +39,7 @@ def test_experiment_has_its_tags_and_artifact_location(client: MlflowClient) -> 
     assert info["artifact_uri"] == f"s3://bucket/a/{run_id}/artifacts"
 
 
-def test_runs_are_searched_by_experiment_tag_and_metric(client: MlflowClient) -> None:
+def test_runs_are_searched_by_experiment_and_tag(client: MlflowClient) -> None:
     """Pages are newest first, and a filter also finds runs behind those that do not match."""
     experiment_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
     run_ids = [
@@ -60,13 +60,7 @@ def test_runs_are_searched_by_experiment_tag_and_metric(client: MlflowClient) ->
         search = {"experiment_ids": [experiment_id], "filter": "tags.t = 'x'", "max_results": max_results}
         tagged = client.post("runs/search", search)["runs"]
         assert [run["info"]["run_id"] for run in tagged] == [run_ids[1]]
-    client.post("runs/log-metric", {"run_id": run_ids[3], "key": "m", "value": 2, "timestamp": 1})
-    client.post("runs/log-metric", {"run_id": run_ids[4], "key": "m", "value": 1, "timestamp": 1})
-    best = client.post(
-        "runs/search", {"experiment_ids": [experiment_id], "filter": "metrics.m > 0", "order_by": ["metrics.m"]}
-    )
-    assert [run["info"]["run_id"] for run in best["runs"]] == [run_ids[4], run_ids[3]]
-    for body in ({"filter": "metrics.m > 'x'"}, {"order_by": ["shapes.m DESC"]}, {"page_token": "x"}):
+    for body in ({"filter": "metrics.m > 1"}, {"order_by": ["metrics.m DESC"]}, {"page_token": "x"}):
         assert client.http.post("runs/search", json=body).status_code == 400
 
 
@@ -83,48 +77,26 @@ FILTERS = {
     "": "abc",
     "run_name = 'ppo 7b'": "a",
     "attributes.run_name != 'ppo 7b'": "bc",
-    "name = 'ppo_b' and user_id = 'unknown'": "b",
+    "run_name = 'ppo_b' and user_id = 'unknown'": "b",
     "tags.`a b` = 'c' AND tag.\"mlflow.user\"='Dana'": "a",
     "tags.größe = 'ü'": "a",
-    "metrics.`eval/score` > 0.7 and metrics.eval/score <= 0.75": "a",
-    "metrics.eval/score < -1e3": "",
-    "metrics.loss > 0": "b",
-    "metrics.loss != 0": "b",
-    "start_time >= 5": "bc",
-    "start_time = 4": "a",
-    "end_time > 0": "b",
     "tags.missing != 'x'": "",
     "params.note = '100%\\' and status = 'FINISHED'": "b",
     "params.optimizer = 'adamw'": "a",
-    "experiment_id = '0' AND lifecycle_stage = 'active'": "abc",
 }
 
 
 def test_runs_are_found_by_any_comparison(client: MlflowClient) -> None:
-    """Texts and numbers are compared as in MLflow, by the same rules on each database."""
+    """Texts are compared as in MLflow, by the same rules on each database."""
     a = client.create_run(run_name="ppo 7b", start_time=4, tags=build_items({"a b": "c", "größe": "ü"}), user_id="Dana")
     b = client.create_run(run_name="ppo_b", start_time=5)
     ids = {"a": a, "b": b, "c": expect_json(client.api.post("/runs", json={"name": "other"}))["id"].replace("-", "")}
     client.post("runs/log-batch", {"run_id": a, "params": build_items({"optimizer": "adamw", "lr": "1e-6"})})
     client.post("runs/log-parameter", {"run_id": b, "key": "note", "value": "100%\\"})
-    for run_id, key, step, value in (
-        *((a, "eval/score", 1, 0.1), (a, "eval/score", 2, 0.75), (a, "loss", 1, "NaN"), (b, "loss", 1, 2.0)),
-        (ids["c"], "eval/score", 1, "Infinity"),
-    ):
-        metric = {"run_id": run_id, "key": key, "value": value, "timestamp": 1, "step": step}
-        client.post("runs/log-metric", metric)
     client.post("runs/update", {"run_id": b, "status": "FINISHED"})
     for text, expected in (*FILTERS.items(), (f"run_id = '{a}'", "a")):
         found = client.post("runs/search", {"experiment_ids": ["0"], "filter": text})["runs"]
         assert {run["info"]["run_id"] for run in found} == {ids[name] for name in expected}, text
-    for order, expected in (
-        ("metrics.eval/score DESC", "cab"),
-        ("metrics.loss", "bca"),  # NaN and a missing value come last, newest first
-        ("params.lr", "acb"),
-        ("attributes.Created ASC", "abc"),
-    ):
-        found = client.post("runs/search", {"experiment_ids": ["0"], "order_by": [order]})["runs"]
-        assert [run["info"]["run_id"] for run in found] == [ids[name] for name in expected], order
 
 
 def build_items(items: dict[str, str]) -> list[dict[str, str]]:
@@ -148,7 +120,7 @@ def test_experiments_are_listed_as_a_whole(client: MlflowClient) -> None:
 
 
 def test_key_that_searches_on_and_on_has_to_wait(client: MlflowClient) -> None:
-    """Searches are counted as costly, by the time that they take."""
+    """Searches are counted as costly."""
     answers = (client.http.post("experiments/search", json={"max_results": 1}) for _ in range(1000))
     refused = next(answer for answer in answers if answer.status_code != 200)
     expect_error(refused, 429, "REQUEST_LIMIT_EXCEEDED")

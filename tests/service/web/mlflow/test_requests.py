@@ -1,4 +1,4 @@
-"""Requests of MLflow's clients: numbers in protobuf's JSON, tags as labels, filters and orders."""
+"""Requests of MLflow's clients: numbers in protobuf's JSON, tags as labels, and filters."""
 
 from __future__ import annotations
 
@@ -105,19 +105,18 @@ def test_items_over_the_limit_are_dropped_and_counted() -> None:
 
 def test_filter_is_read_as_in_mlflow() -> None:
     """Keys may be quoted, and words be of either case."""
-    text = "attributes.run_name != 'x' and tags.`a b` = \"c\" AND params.lr = '1' and metrics.eval/score <= -1e3"
+    text = "attributes.run_name != 'x' and tags.`a b` = \"c\" AND params.lr = '1'"
     assert [tuple(clause) for clause in requests.parse_filter(text)] == [
         ("attributes", "run_name", "!=", "x"),
         ("tags", "a b", "=", "c"),
         ("params", "lr", "=", "1"),
-        ("metrics", "eval/score", "<=", -1000.0),
     ]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("metrics.a = 'b'", "metrics.a > x", "tags.a", "tags.a = b", "tags.a = 'b' or tags.c = 'd'", "x" * 9000),
+        *("metrics.a > 1", "start_time = 5", "tags.a", "tags.a = b", "tags.a = 'b' or tags.c = 'd'", "x" * 9000),
         *(
             "tags.a > 'b'",
             "params.a = 1",
@@ -125,36 +124,21 @@ def test_filter_is_read_as_in_mlflow() -> None:
             "status IN (RUNNING)",
             "color = 'red'",
         ),
-        *("shapes.a = 'b'", "metrics.a = 1e1e1", "tags.a = 'b\x00'", "tags.`a\"b` = 'c'", "tags.`a\\` = 'c'"),
+        *("shapes.a = 'b'", "tags.a = 'b\x00'", "tags.`a\"b` = 'c'", "tags.`a\\` = 'c'"),
         " AND ".join(["tags.a = 'b'"] * 21),
     ],
 )
 def test_invalid_filter_is_refused_with_the_right_form(text: str) -> None:
     """The error names what would be valid."""
-    with pytest.raises(MlflowError, match=r"join comparisons|compare it with|one of|a key has no|may have"):
+    with pytest.raises(MlflowError, match=r"join comparisons|may have"):
         requests.parse_filter(text)
 
 
 @pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        *(("order_by", text) for text in (" " * 1000 + "!", "a" + " " * 9999 + "!")),
-        *(("filter", text) for text in ("status" + " " * 9980 + "x", "status = 'a'" + " " * 9980 + "x", "a" * 9999)),
-    ],
+    "text", ["status" + " " * 9980 + "x", "status = 'a'" + " " * 9980 + "x", "a" * 9999, "a" + " " * 9999 + "!"]
 )
-def test_cost_of_a_refusal_is_linear_in_its_text(field: str, text: str) -> None:
+def test_cost_of_a_refusal_is_linear_in_its_text(text: str) -> None:
     """A regular expression that backtracks takes seconds for each, and all exceed the test's timeout."""
     for _ in range(500):
         with pytest.raises(MlflowError):
-            requests.parse_orders([text]) if field == "order_by" else requests.parse_filter(text)
-
-
-def test_orders_are_read_as_mlflow_writes_them() -> None:
-    """Keys may contain spaces, be quoted, and be followed by a direction."""
-    texts = ["metrics.m DESC", " Run name asc ", "attributes.`Created`", "params.a  b"]
-    assert [tuple(order) for order in requests.parse_orders(texts)] == [
-        ("metrics", "m", True),
-        ("attributes", "run_name", False),
-        ("attributes", "start_time", False),
-        ("params", "a  b", False),
-    ]
+            requests.parse_filter(text)
