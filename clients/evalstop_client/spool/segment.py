@@ -1,23 +1,23 @@
 """A segment of a spool: entries in order, and the position up to which they were sent.
 
-On disk a segment is two files. `<time>-<pid>.jsonl` holds one line with the body that opens the run, then one line per
-entry. `<time>-<pid>.sent` holds the byte offset up to which the service has answered: without it a restart would post
-observations of an earlier attempt after its `resume`, where they would count as new.
+On disk a segment is a file, `<time>-<pid>.jsonl`. Its first line is the byte offset up to which the service has
+answered: without it a restart would post observations of an earlier attempt after its `resume`, where they would count
+as new. The second holds the body that opens the run; a line for each entry follows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from evalstop_client.service import Json, Refused
 
@@ -25,6 +25,7 @@ if sys.platform != "win32":
     import fcntl
 
 READ_BYTES = 1 << 20
+OFFSET = b"%020d\n"
 
 
 @dataclass(frozen=True)
@@ -64,100 +65,64 @@ class Batch:
     """The oldest unsent entries of a segment that fit in one request: observations, or one entry of another kind."""
 
     segment: Segment
-    opening: Mapping[str, Any]
     entries: tuple[Entry, ...]
     end: int  # offset of the entries after them
-    unreadable: int = 0  # damaged lines skipped
+    damaged: int = 0  # lines among them that cannot be read
 
 
-class MemorySegment:
-    """A segment in memory, used when the disk cannot be written; lost with the process."""
+class Segment:
+    """A file of entries, locked while the process that writes or sends it lives; or its content in memory."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
-        self.opening = opening
-        self._entries: deque[Entry] = deque()
-
-    @property
-    def is_sent(self) -> bool:
-        return not self._entries
-
-    @property
-    def byte_count(self) -> int:
-        return 0
-
-    @property
-    def entry_count(self) -> int:
-        return len(self._entries)
-
-    def append(self, entries: Sequence[Entry]) -> None:
-        self._entries.extend(entries)
-
-    def head(self, batch_observations: int) -> Batch | None:
-        chosen: list[Entry] = []
-        for entry in self._entries:
-            if not _fits(chosen, entry, batch_observations):
-                break
-            chosen.append(entry)
-        return Batch(self, self.opening, tuple(chosen), end=len(chosen)) if chosen else None
-
-    def advance(self, batch: Batch) -> None:
-        for _ in range(batch.end):
-            self._entries.popleft()
-
-    def close(self) -> None:
-        self._entries.clear()
-
-    def delete(self) -> None:
-        self._entries.clear()
-
-
-class FileSegment:
-    """A segment on disk, locked while the process that writes or sends it lives."""
-
-    def __init__(self, path: Path, descriptor: int, opening: Mapping[str, Any], sent: int, size: int) -> None:
+    def __init__(self, file: BinaryIO, path: Path | None, opening: Mapping[str, Any], sent: int, size: int) -> None:
+        self._file = file
         self.path = path
-        self._descriptor = descriptor
-        self._marker = os.open(path.with_suffix(".sent"), os.O_RDWR | os.O_CREAT, 0o600)
         self.opening = opening
         self._sent = sent
         self._size = size
 
     @classmethod
-    def create(cls, folder: Path, opening: Mapping[str, Any]) -> FileSegment:
+    def in_memory(cls, opening: Mapping[str, Any]) -> Segment:
+        """An empty segment for when the disk cannot be written; it is lost with the process."""
+        return cls(io.BytesIO(), None, opening, 0, 0)
+
+    @classmethod
+    def create(cls, folder: Path, opening: Mapping[str, Any]) -> Segment:
         """Start an empty segment; its name sorts after those of earlier ones."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.time_ns():020d}-{os.getpid()}.jsonl"
         draft = path.with_suffix(".draft")  # renamed once it is locked, so that no other process adopts it before
-        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = _open_file(draft, os.O_CREAT | os.O_EXCL)
         try:
-            _lock_file(descriptor)
+            _lock_file(file)
             header = Entry("open", opening).line()
-            _write_all(descriptor, header, 0)
-            os.fsync(descriptor)
+            begin = len(OFFSET % 0) + len(header)
+            segment = cls(file, path, opening, begin, begin)
+            segment._write(OFFSET % begin + header, 0)
             draft.rename(path)
-            return cls(path, descriptor, opening, len(header), len(header))
+            return segment
         except BaseException:
-            os.close(descriptor)
+            file.close()
             draft.unlink(missing_ok=True)
             raise
 
     @classmethod
-    def adopt(cls, path: Path) -> FileSegment | None:
-        """Adopt the segment at `path`, unless its process still lives; raises ValueError if it has no first line."""
+    def adopt(cls, path: Path) -> Segment | None:
+        """Adopt the segment at `path`, unless its process still lives; raises ValueError if its head is torn."""
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            file = _open_file(path)
         except FileNotFoundError:
             return None
         try:
-            if not _lock_file(descriptor, adopting=True) or os.fstat(descriptor).st_nlink == 0:
-                os.close(descriptor)
+            status = os.fstat(file.fileno())
+            if not _lock_file(file, adopting=True) or status.st_nlink == 0:
+                file.close()
                 return None
-            size = os.fstat(descriptor).st_size
-            header = _first_line(descriptor, size)
-            sent = min(max(_sent_in(path.with_suffix(".sent")), len(header)), size)
-            return cls(path, descriptor, Entry.from_line(header).body, sent, size)
+            segment = cls(file, path, {}, 0, status.st_size)
+            sent, header = segment._read_lines()[:2]
+            segment.opening, segment._sent = Entry.from_line(header).body, int(sent)
+            return segment
         except BaseException:
-            os.close(descriptor)
+            file.close()
             raise
 
     @property
@@ -170,52 +135,62 @@ class FileSegment:
 
     def append(self, entries: Sequence[Entry]) -> None:
         data = b"".join(entry.line() for entry in entries)
-        _write_all(self._descriptor, data, self._size)
-        os.fsync(self._descriptor)
+        self._write(data, self._size)
         self._size += len(data)  # only now: a line torn by a full disk is never read
 
     def head(self, batch_observations: int) -> Batch | None:
         chosen: list[Entry] = []
-        unreadable, end = 0, self._sent
+        damaged, end = 0, self._sent
         for line in self._read_lines():
             try:
                 entry = Entry.from_line(line)
             except (ValueError, RecursionError):
-                unreadable += 1
-                end += len(line)
-                continue
-            if not _fits(chosen, entry, batch_observations):
-                break
-            chosen.append(entry)
+                damaged += 1
+            else:
+                if not _fits(chosen, entry, batch_observations):
+                    break
+                chosen.append(entry)
             end += len(line)
-        return Batch(self, self.opening, tuple(chosen), end, unreadable) if end > self._sent else None
+        return Batch(self, tuple(chosen), end, damaged) if end > self._sent else None
 
     def advance(self, batch: Batch) -> None:
         self._sent = batch.end
-        with contextlib.suppress(OSError):  # a full disk must not block sending, which frees space
-            os.pwrite(self._marker, b"%020d" % batch.end, 0)
+        if self.path is not None:
+            with contextlib.suppress(OSError):  # a full disk must not block sending, which frees space
+                self._write(OFFSET % batch.end, 0)
+
+    def count_unsent(self) -> int:
+        return len(self._read_lines())
 
     def close(self) -> None:
-        for descriptor in (self._descriptor, self._marker):
-            os.close(descriptor)
+        self._file.close()
 
     def delete(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.path.with_suffix(".sent").unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
         self.close()
 
+    def _write(self, data: bytes, offset: int) -> None:
+        self._file.seek(offset)
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        if self.path is not None and offset > 0:
+            os.fsync(self._file.fileno())
+
     def _read_lines(self) -> list[bytes]:
-        """Complete lines from the first unsent one on; a last line torn by the death of its writer is left out."""
-        read_bytes = READ_BYTES
-        while True:
-            data = os.pread(self._descriptor, min(read_bytes, self._size - self._sent), self._sent)
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole or self._sent + read_bytes >= self._size:
-                return [line + b"\n" for line in whole.split(b"\n")[:-1]]
-            read_bytes *= 2
+        """Whole lines from the first unsent one on; a last line torn by the death of its writer is left out."""
+        unsent = self._size - self._sent
+        for size in (min(READ_BYTES, unsent), unsent):  # all of it, if one line is longer
+            self._file.seek(self._sent)
+            whole, newline, _ = self._file.read(size).rpartition(b"\n")
+            if newline:
+                return [line + newline for line in whole.split(newline)]
+        return []
 
 
-Segment = MemorySegment | FileSegment
+def _open_file(path: Path, flags: int = 0) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDWR | flags, 0o600), "r+b", buffering=0)
 
 
 def _fits(chosen: Sequence[Entry], entry: Entry, batch_observations: int) -> bool:
@@ -226,40 +201,15 @@ def _fits(chosen: Sequence[Entry], entry: Entry, batch_observations: int) -> boo
     return sum(other.observation_count for other in chosen) + entry.observation_count <= batch_observations
 
 
-def _lock_file(descriptor: int, adopting: bool = False) -> bool:
+def _lock_file(file: BinaryIO, adopting: bool = False) -> bool:
     """Lock a segment's file; the system releases the lock when the process dies."""
     if sys.platform == "win32":
         return not adopting
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held by its living process, or the file system has no locks: then nothing is adopted
         return not adopting
     return True
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _first_line(descriptor: int, size: int) -> bytes:
-    read_bytes = READ_BYTES
-    while True:
-        line, newline, _ = os.pread(descriptor, read_bytes, 0).partition(b"\n")
-        if newline:
-            return line + newline
-        if read_bytes >= size:
-            raise ValueError("its first line, which opens the run, is torn")
-        read_bytes *= 2
-
-
-def _sent_in(marker: Path) -> int:
-    try:
-        return int(marker.read_bytes())
-    except (OSError, ValueError):
-        return 0
 
 
 BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")

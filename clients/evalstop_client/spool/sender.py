@@ -43,7 +43,6 @@ class Sender:
         self._opened: dict[str, str | Refused] = {}  # by opening: the run's id, or why the service refuses it
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
-        self._earlier_wait_until = -math.inf  # for what earlier runs left, while the service is busy for it
         self._adopted_at = -math.inf  # when it last looked for the segments of dead processes
         self.accepted_at = -math.inf
         self.is_unauthorized = False
@@ -96,8 +95,8 @@ class Sender:
 
         Earlier runs are opened before the trainer's, so that the service numbers runs of one name by their age.
         """
-        batch = self._spool.head(without_earlier=self._earlier_must_wait)
-        openings = [*self._spool.list_earlier_openings(), self._opening if batch is None else batch.opening]
+        batch = self._spool.head()
+        openings = [*self._spool.list_earlier_openings(), self._opening if batch is None else batch.segment.opening]
         for self._current in openings:
             if self._find_opened(self._current) is None:
                 return self._open_run(self._current)
@@ -204,13 +203,12 @@ class Sender:
         return Accepted({})
 
     def _reject_entries(self, entries: Sequence[Entry], refused: Refused) -> None:
-        path = self._spool.reject(entries, refused.reason)
-        self._warnings.warn_once("refused", "the service refused data, which is kept in %s: %s", path, refused.reason)
+        count = sum(max(1, entry.observation_count) for entry in entries)
+        self._warnings.count_dropped("refused", count, "the service refused data: %s", refused.reason)
 
     def _wait_or_send_heartbeat(self, opened: str | Refused) -> Answer | None:
         def has_work() -> bool:
-            has_unsent = self._spool.has_unsent(without_earlier=self._earlier_must_wait)
-            return has_unsent or self._closed.is_set() or self._must_adopt
+            return not self._spool.is_empty or self._closed.is_set() or self._must_adopt
 
         self._spool.wake()  # wakes a waiting flush
         if self._spool.wait(has_work, self._limits.poll_seconds) or isinstance(opened, Refused):
@@ -227,10 +225,6 @@ class Sender:
     def _is_own(self) -> bool:
         """Whether the current run is the trainer's, not an earlier one with unsent data in the spool."""
         return self._current == self._opening
-
-    @property
-    def _earlier_must_wait(self) -> bool:
-        return time.monotonic() < self._earlier_wait_until and not self._flushing.is_set()
 
     @property
     def _is_renamed(self) -> bool:
@@ -273,12 +267,7 @@ class Sender:
         elif isinstance(answer, Unavailable):
             self._failures += 1
             self._warnings.warn_once("away", "the service is unavailable; spooling until it is back: %s", answer.reason)
-            seconds = wait_seconds(self._failures, random.random(), answer.retry_after_seconds)
-            posted_earlier = not self._is_own and self._find_opened(self._current) is not None
-            if posted_earlier and not self._earlier_must_wait and not self._flushing.is_set():
-                self._earlier_wait_until = time.monotonic() + seconds  # its own posts need not wait
-            else:
-                self._pause(seconds)
+            self._pause(wait_seconds(self._failures, random.random(), answer.retry_after_seconds))
         elif answer is not None:
             if self._failures:
                 logger.warning("evalstop: the service is back")

@@ -8,7 +8,6 @@ send. A segment is deleted once all of it is sent.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from evalstop_client.settings import Limits
 from evalstop_client.spool.run_log import WarningLog
-from evalstop_client.spool.segment import Batch, Entry, FileSegment, MemorySegment, Segment
+from evalstop_client.spool.segment import Batch, Entry, Segment
 
 
 class Spool:
@@ -41,7 +40,7 @@ class Spool:
             adopted: list[Segment] = []
             for path in [] if self._closed else sorted({*self._folder.glob("*.jsonl")} - self._left):
                 try:
-                    segment = FileSegment.adopt(path)
+                    segment = Segment.adopt(path)
                 except (OSError, ValueError) as error:
                     self._warnings.warn_once("adopt", "%s cannot be read and is left in place: %s", path, error)
                     continue
@@ -69,13 +68,11 @@ class Spool:
                 self._write_entries(storable)
         self.wake()
 
-    def head(self, *, without_earlier: bool = False) -> Batch | None:
-        """The next entries that fit in one request, or None if everything was sent, `without_earlier` the own run's."""
+    def head(self) -> Batch | None:
+        """The next entries that fit in one request, or None if everything was sent."""
         with self._disk:
             # The sort is stable: what earlier runs left comes last, everything else stays in the order of recording.
             for segment in [] if self._closed else sorted(self._segments, key=self._is_of_earlier_run):
-                if without_earlier and self._is_of_earlier_run(segment):
-                    return None
                 batch = segment.head(self._limits.batch_observations)
                 if batch is not None:
                     return batch
@@ -96,9 +93,9 @@ class Spool:
         with self._disk:
             if not self._closed:
                 batch.segment.advance(batch)
-                if batch.unreadable:
+                if batch.damaged:
                     self._warnings.count_dropped(
-                        "unreadable", batch.unreadable, "damaged lines in %s are skipped", self._folder
+                        "damaged", batch.damaged, "damaged lines in %s are skipped", self._folder
                     )
         self.wake()
 
@@ -108,24 +105,9 @@ class Spool:
             for segment in [] if self._closed else [item for item in self._segments if item.opening == opening]:
                 self._segments.remove(segment)
                 segment.close()
-                if isinstance(segment, FileSegment):
+                if segment.path is not None:
                     self._left.add(segment.path)
         self.wake()
-
-    def reject(self, entries: Sequence[Entry], reason: str) -> Path:
-        """Write rejected `entries` with the service's reason to a file next to the spool; returns its path."""
-        path = self._folder.with_name(self._folder.name + ".rejected.jsonl")
-        count = sum(max(1, entry.observation_count) for entry in entries)
-        try:
-            self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a", encoding="utf-8") as file:
-                if file.tell() > self._limits.spool_bytes:
-                    raise OSError("the file of rejected entries is full")
-                for entry in entries:
-                    file.write(json.dumps({"reason": reason, "to": entry.to, "body": entry.body}) + "\n")
-        except OSError as error:
-            self._warnings.count_dropped("reject", count, "rejected entries could not be kept in %s: %s", path, error)
-        return path
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float) -> bool:
         """Wait until `until()` is true; it is evaluated after every change of the spool."""
@@ -139,12 +121,7 @@ class Spool:
     @property
     def is_empty(self) -> bool:
         """Whether all appended entries were sent or rejected."""
-        return not self.has_unsent()
-
-    def has_unsent(self, *, without_earlier: bool = False) -> bool:
-        """Whether entries are still to be sent, `without_earlier` of the own run."""
-        unsent = [segment for segment in list(self._segments) if not segment.is_sent]
-        return not all(without_earlier and self._is_of_earlier_run(segment) for segment in unsent)
+        return all(segment.is_sent for segment in list(self._segments))
 
     def close(self, wait_seconds: float) -> None:
         """Close the files: sent ones are deleted, the rest waits for the next process.
@@ -170,10 +147,10 @@ class Spool:
             return
         self._closed = True
         for segment in self._segments:
-            if isinstance(segment, MemorySegment) and not segment.is_sent:
-                self._warnings.count_dropped(
-                    "memory", segment.entry_count, "entries that could be neither written to disk nor sent are lost"
-                )
+            if segment.path is None and not segment.is_sent:
+                lost = segment.count_unsent()
+                text = "entries that could be neither written to disk nor sent are lost"
+                self._warnings.count_dropped("memory", lost, text)
             if segment.is_sent:
                 segment.delete()
             else:
@@ -182,25 +159,25 @@ class Spool:
             self._folder.rmdir()  # succeeds only if it is empty
 
     def _is_full(self) -> bool:
-        on_disk = sum(segment.byte_count for segment in self._segments)
-        in_memory = isinstance(self._owned, MemorySegment) and self._owned.entry_count >= self._limits.queue_entries
-        return on_disk >= self._limits.spool_bytes or in_memory
+        stored = sum(segment.byte_count for segment in self._segments)
+        return stored >= (self._limits.segment_bytes if self._is_in_memory() else self._limits.spool_bytes)
+
+    def _is_in_memory(self) -> bool:
+        """Whether entries that the disk refused are still to be sent: later ones must not overtake them."""
+        return self._owned is not None and self._owned.path is None and not self._owned.is_sent
 
     def _write_entries(self, entries: Sequence[Entry]) -> None:
         owned = self._owned
-        refused = isinstance(owned, MemorySegment) and not owned.is_sent
         try:
-            if not refused:
-                if not isinstance(owned, FileSegment) or owned.byte_count >= self._limits.segment_bytes:
-                    owned = self._own_segment(FileSegment.create(self._folder, self._opening))
-                owned.append(entries)
+            is_done = owned is None or owned.path is None or owned.byte_count >= self._limits.segment_bytes
+            if owned is None or (is_done and not self._is_in_memory()):
+                owned = self._own_segment(Segment.create(self._folder, self._opening))
+            owned.append(entries)
+            if owned.path is not None:
                 self._warnings.reset("disk")
-                return
         except OSError as error:
             self._warnings.warn_once("disk", "cannot write the spool %s, kept in memory only: %s", self._folder, error)
-            owned = self._own_segment(MemorySegment(self._opening))
-        assert owned is not None
-        owned.append(entries)
+            self._own_segment(Segment.in_memory(self._opening)).append(entries)
 
     def _own_segment(self, segment: Segment) -> Segment:
         self._owned = segment
