@@ -30,7 +30,7 @@ from evalstop_service.store.tables import (
 from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
 
 _TRIGRAM = 3
-_SEARCHED = 20_000
+SEARCHED = 20_000
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class RunFilter:
     """Selects runs of a project: their name contains `name`, they have this status, and so on; None: any.
 
     `labels`, `tags`: the run must have all of them. `since`, `until`: opened at or after, and before.
-    `order`: `newest`, `updated` or `step`, the highest first. `before`: the runs after this one, by its `place` in the
-    order (`updated_at` or `last_step`) when the previous page was read; for `newest` the id is enough.
+    `order`: `newest`, `updated` or `step`, the highest first. `before`: runs opened before this one. `skipped`: so many
+    runs at the beginning, in an order that changes, where no run marks the end of a page.
     """
 
     name: str | None = None
@@ -55,7 +55,7 @@ class RunFilter:
     until: datetime | None = None
     order: str = "newest"
     before: UUID | None = None
-    place: datetime | int | None = None
+    skipped: int = 0
 
     @property
     def bounded(self) -> bool:
@@ -145,13 +145,12 @@ def _select_page(
         query = query.where(runs.c.id.in_(_select_described(tx, project_id, run_filter)))
     if run_filter.bounded:
         newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
-        if run_filter.before is not None and run_filter.order == "newest":
+        if run_filter.before is not None:
             newest = newest.where(runs.c.id < run_filter.before)
-        oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
+        oldest = newest.order_by(runs.c.id.desc()).offset(SEARCHED - 1).limit(1).scalar_subquery()
         query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
-    if run_filter.before is not None:
-        query = query.where(_is_after(run_filter))
-    return query.order_by(*_list_order_columns(runs.c, run_filter.order)).limit(limit)
+    query = query.where(*match_given(before={runs.c.id: run_filter.before}))
+    return query.order_by(*_list_order_columns(runs.c, run_filter.order)).offset(run_filter.skipped).limit(limit)
 
 
 def _has_label(tx: Transaction, name: str, value: str) -> sa.ColumnElement[bool]:
@@ -183,15 +182,6 @@ def _list_order_columns(columns: Any, order: str) -> tuple[sa.ColumnElement[Any]
         case "step":
             return sa.func.coalesce(columns.last_step, -1).desc(), newest
     return (newest,)
-
-
-def _is_after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
-    """The condition for runs after the run `before` in the order."""
-    older = runs.c.id < run_filter.before
-    if run_filter.order == "newest" or run_filter.place is None:
-        return older
-    key = runs.c.updated_at if run_filter.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
-    return (key < run_filter.place) | ((key == run_filter.place) & older)
 
 
 def _digest_rows(tx: Transaction, query: sa.Select[Any], parameters: dict[str, Any] | None = None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -12,16 +11,13 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
-from evalstop_service.clock import in_utc
 from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import Invalid
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, policies, run_details, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.list_filters import RunQuery
@@ -56,7 +52,7 @@ class Filters(RunQuery):
     order: Literal["newest", "updated", "step"] = "newest"
     column: list[Literal["policy", "owner", "group", "tags", "opened"]] = Field([], max_length=5)
     cursor: UUID | None = None
-    place: Annotated[str, Field(max_length=40)] = ""
+    skip: Annotated[int, Field(ge=0, le=run_lists.SEARCHED)] = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -73,13 +69,12 @@ class Filters(RunQuery):
         return {name: value for name, value in cleaned.items() if value}
 
     def to_page(self) -> RunFilter:
-        """The filter of this page of the list; raises Invalid for an invalid cursor."""
-        run_filter = self.to_filter(self.cursor)
-        return replace(run_filter, order=self.order, place=_parse_place(self.order, self.place))
+        """The filter of this page of the list."""
+        return replace(self.to_filter(self.cursor), order=self.order, skipped=self.skip)
 
     def list_values(self) -> list[tuple[str, str]]:
         """The active filters, as hidden fields of a form."""
-        active = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
+        active = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "skip"})
         return [
             (name, item) for name, value in active.items() for item in (value if isinstance(value, list) else [value])
         ]
@@ -101,8 +96,10 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         page_of_runs = run_lists.list_runs(tx, visitor.project.id, run_filter, PAGE + 1)
         rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
         names = sorted(policies.load_latest_versions(tx, visitor.project.id))
-    first = {"cursor": "", "place": ""}
-    last = rows[-1].run if len(page_of_runs) > PAGE else None
+    first = {"cursor": "", "skip": ""}
+    following = (
+        {"cursor": str(rows[-1].run.id)} if filters.order == "newest" and rows else {"skip": f"{filters.skip + PAGE}"}
+    )
     return render_page(
         "runs.html",
         visitor=visitor,
@@ -118,10 +115,8 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order, column=filters.column),
         bounded=run_filter.bounded,
-        next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(run_filter.order, last)))
-        if last
-        else None,
-        first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
+        next_page=visitor.link(filters.link(**following)) if len(page_of_runs) > PAGE else None,
+        first_page=visitor.link(filters.link(**first)) if filters.cursor or filters.skip else None,
         revision=revision,
         url=f"{request.url.scheme}://{request.url.netloc}",
         mistake=formatting.suggest_name("policy", filters.policy, names),
@@ -146,21 +141,3 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
         )
         for run in page_of_runs
     ]
-
-
-def _format_place(order: str, run: Run) -> str:
-    """The position of a run in the order, for the address of the next page."""
-    if order == "updated":
-        return run.updated_at.isoformat()
-    return str(-1 if run.last_step is None else run.last_step) if order == "step" else ""
-
-
-def _parse_place(order: str, text: str) -> datetime | int | None:
-    if not text or order == "newest":
-        return None
-    with suppress(ValueError):
-        if order == "updated":
-            return in_utc(datetime.fromisoformat(text))
-        if -1 <= (step := int(text)) <= MAX_STEP:
-            return step
-    raise Invalid("place: not one that this list returned; omit it to begin at the first page")

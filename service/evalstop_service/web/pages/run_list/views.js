@@ -34,7 +34,7 @@ if (place) {
   const save = () => {
     const name = field.value.trim();
     const query = new URLSearchParams(location.search);
-    for (const page of ["cursor", "place"]) query.delete(page);
+    for (const page of ["cursor", "skip"]) query.delete(page);
     if (name) change((views) => (views[name] = query.toString()));
     field.value = "";
   };
