@@ -16,7 +16,6 @@ from evalstop_detectors.policy.catalog import (
     NOTHING_SEEN,
     Action,
     Call,
-    Ground,
     GuardKind,
     Verdict,
 )
@@ -69,7 +68,6 @@ __all__ = [
     "EvalValue",
     "Evidence",
     "Exploit",
-    "Ground",
     "GroupCall",
     "GroupMember",
     "GroupRule",

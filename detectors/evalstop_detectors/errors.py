@@ -18,14 +18,7 @@ class DetectorError(Exception):
 
 
 class InvalidPolicy(DetectorError):
-    """The policy is not valid; the message names the key and its valid values.
-
-    `path` is the location in the document: `("members", 0, "stop_at")`.
-    """
-
-    def __init__(self, detail: str = "", path: tuple[str | int, ...] = ()) -> None:
-        super().__init__(detail)
-        self.path = path
+    """The policy is not valid; the message names the key and its valid values."""
 
 
 class InvalidRule(DetectorError):

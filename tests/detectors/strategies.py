@@ -144,44 +144,27 @@ def add_eval_versions(observations: list[Observation], changes: set[int]) -> lis
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Policies of 1 to 4 detectors that mostly stop early, many with weights, some with a gate."""
+    """Policies of 1 to 4 detectors that mostly stop early, some only when several agree."""
     detectors = draw(st.lists(st.one_of(*DETECTOR_STRATEGIES.values()), min_size=1, max_size=4))
-    weights = draw(st.just([1.0] * len(detectors)) | weight_lists(len(detectors)))
     ids = draw(st.just([None] * len(detectors)) | st.permutations([None, "first", "b", "k_decline"]))
     members = tuple(
-        Member(detector, draw(thresholds(detector)), weight, member_id)
-        for detector, weight, member_id in zip(detectors, weights, ids, strict=False)
+        Member(detector, draw(thresholds(detector)), member_id)
+        for detector, member_id in zip(detectors, ids, strict=False)
     )
-    policy = Policy(
+    return Policy(
         name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
         members=members,
-        at_least=draw(reachable_sums(weights)),
+        at_least=draw(st.integers(1, len(members))),
         eval_required=draw(st.booleans()),
         min_evals=draw(st.sampled_from([0, 0, 3])),
-        warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
         stops_despite=tuple(draw(st.lists(st.sampled_from(GuardKind), max_size=3))),
-        suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable_sums(weights)),
         evaluate_now=draw(st.none() | st.just(EvalRequests(at=0.2, multiplier=2))),
         observers=tuple(
-            Member(detector, draw(thresholds(detector)), 0.0)
+            Member(detector, draw(thresholds(detector)))
             for detector in draw(st.lists(st.one_of(*DETECTOR_STRATEGIES.values()), max_size=2))
         ),
     )
-    gate_members = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
-    gate = draw(st.just([]) | st.lists(st.sampled_from(gate_members), unique=True, max_size=2)) if gate_members else []
-    return msgspec.structs.replace(policy, gate=tuple(gate))
-
-
-def weight_lists(size: int) -> st.SearchStrategy[list[float]]:
-    """Weights of `size` members, at least one of them above 0."""
-    return st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0, 2.0]), min_size=size, max_size=size).filter(any)
-
-
-def reachable_sums(weights: Sequence[float]) -> st.SearchStrategy[float]:
-    """Values of `at_least` that these weights can reach."""
-    ends = [1.0] if sum(weights) >= 1 else []
-    return st.sampled_from([*filter(None, weights), sum(weights), sum(weights) / 2, *ends])
 
 
 @st.composite

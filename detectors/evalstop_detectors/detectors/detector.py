@@ -97,20 +97,18 @@ Changes = list[tuple[tuple[int, int], Evidence]]
 class Trace(NamedTuple):
     """The `Changes` of a whole run from its start; each evidence is worded on demand.
 
-    By place: `orders`, the values of evidence and outlook, `word` gives the evidence. Neighbors may be equal.
+    By place: `orders`, the values of the evidence, `word` gives the evidence. Neighbors may be equal.
     """
 
     orders: Sequence[tuple[int, int]]
     values: NDArray[np.float64]
-    outlooks: NDArray[np.float64]
     word: Callable[[int], Evidence]
 
     @staticmethod
     def of_changes(changes: Changes) -> Trace:
         evidence = [item for _, item in changes]
-        outlooks = [math.nan if item.outlook is None else item.outlook.value for item in evidence]
         values = np.array([item.value for item in evidence], dtype=np.float64)
-        return Trace([order for order, _ in changes], values, np.array(outlooks), evidence.__getitem__)
+        return Trace([order for order, _ in changes], values, evidence.__getitem__)
 
 
 S = TypeVar("S")
@@ -127,8 +125,6 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str]
     kind: ClassVar[Kind]
     state_type: ClassVar[type[Any]]
-    has_outlook: ClassVar[bool] = False
-    """Whether its evidence has an `outlook`."""
     judges_first_evals: ClassVar[bool] = False
     """Whether it may stop a run during its opening (`policy.opening`): it counts what a policy asks it to count, and
     claims no turn."""

@@ -64,7 +64,7 @@ from evalstop_detectors.posterior.network import (
     follow_runs,
     forget_plan,
     list_given,
-    list_outlooks,
+    list_probabilities,
     load_network,
     round_features,
     to_outlook,
@@ -154,7 +154,6 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         {MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL, MetricRole.PAIRED}
     )
     thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=0.9)
-    has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 
     requests: EvalRequests | None = None
@@ -361,13 +360,13 @@ def _trace(columns: Columns, course: Course | None, skipped: Sequence[bool]) -> 
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
     orders = [(evals.steps[place], rank) for place in finite]
     before = [first] if first < orders[0] else []
-    turned, covered = np.zeros(len(finite)), np.full(len(finite), math.nan)
+    turned = np.zeros(len(finite))
     if course is not None:
-        turned, covered = list_outlooks(course.outputs, course.unplanned)
+        turned = list_probabilities(course.outputs, course.unplanned)
         turned[turned < SAID_FROM] = 0.0
-        turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
+        turned[: SOONEST - 1] = 0.0
     if skipped:
-        turned[list(skipped)], covered[list(skipped)] = 0.0, math.nan
+        turned[list(skipped)] = 0.0
 
     def word(place: int) -> Evidence:
         index = place - len(before)
@@ -381,8 +380,7 @@ def _trace(columns: Columns, course: Course | None, skipped: Sequence[bool]) -> 
         progress = None if evals.progress is None else evals.progress[finite[index]]
         return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progress)
 
-    values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
-    return Trace([*before, *orders], values, levels, word)
+    return Trace([*before, *orders], np.append(np.zeros(len(before)), turned), word)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

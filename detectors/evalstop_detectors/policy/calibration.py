@@ -8,6 +8,7 @@ the rest documents it.
 from __future__ import annotations
 
 import json
+import math
 from importlib import resources
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.detectors.detector import Detector
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.policy.catalog import DETECTORS, Ground
+from evalstop_detectors.policy.catalog import DETECTORS
 from evalstop_detectors.policy.policy import Member, Policy
 
 SHIPPED_FILE = resources.files("evalstop_detectors.policy").joinpath("shipped_calibrations.json")
@@ -62,19 +63,9 @@ def compute_stated_risk(policy: Policy) -> float | None:
     """The largest share of healthy runs that a policy states to stop, by its members' thresholds; None: not stated.
 
     Shipped calibrations state it for their thresholds, and some detectors for their own; any other number states
-    nothing. Where votes are needed, Markov's inequality bounds how often they coincide. A policy that also stops
-    runs that have levelled off does not state it.
+    nothing. Where several members must agree, Markov's inequality bounds how often they do.
     """
-    if policy.stop_on != (Ground.TURNED,):
-        return None
-    votes = 0.0
-    bound = 1.0
-    for name, member in zip(policy.ids, policy.members, strict=True):
-        risk = _risk_of(member)
-        if name in policy.gate:
-            bound = min(bound, risk)
-        votes += min(member.weight, policy.at_least) / policy.at_least * risk
-    bound = min(bound, votes)
+    bound = math.fsum(map(_risk_of, policy.members)) / policy.at_least
     return bound if bound < 1 else None
 
 

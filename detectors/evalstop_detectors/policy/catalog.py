@@ -32,13 +32,6 @@ class Call(StrEnum):
     STOP = "stop"
 
 
-class Ground(StrEnum):
-    """Why a run is to be stopped: its eval has turned for good, or has levelled off with no more gain expected."""
-
-    TURNED = "turned"
-    LEVELLED_OFF = "levelled_off"
-
-
 class Action(StrEnum):
     """What a stop asks for: that the job ends, or that it is parked until it recovers."""
 
@@ -56,6 +49,10 @@ class GuardKind(StrEnum):
     STALE = "stale"
     METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
+
+
+OUTLOOK = "levelled_off"
+"""What an `Evidence.outlook` is called among the findings of a verdict."""
 
 
 class Finding(Struct, frozen=True):
@@ -81,8 +78,8 @@ class Verdict(Struct, frozen=True):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it.
 
     `step`: of the observation on which it was reached, None before the first. `turn_step`: where the
-    detectors that called for it place the turn (the earliest). `ground`: why it stops.
-    `critical`: the critical eval that called for it, None: the watched score.
+    detectors that called for it place the turn (the earliest). `critical`: the critical eval that called for it,
+    None: the watched score.
     """
 
     verdict: Call
@@ -90,7 +87,6 @@ class Verdict(Struct, frozen=True):
     turn_step: int | None
     reason: str
     evidence: tuple[Finding, ...] = ()
-    ground: Ground | None = None
     critical: str | None = None
 
     @property

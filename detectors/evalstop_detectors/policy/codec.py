@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -14,12 +13,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Thresholds
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.calibration import Risk, find_threshold
-from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, Verdict, allowed_at, explain_unknown
-from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, member_ids
+from evalstop_detectors.policy.catalog import DETECTORS, Action, GuardKind, Verdict, allowed_at, explain_unknown
+from evalstop_detectors.policy.policy import Member, Policy, member_ids
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-_Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
-_AtLeast = Annotated[float, Meta(gt=0, le=sys.float_info.max)] | Literal["any", "all"]
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 # Databases refuse the character NUL, and UTF-8 cannot encode unpaired surrogates.
 _Text = Annotated[str, Meta(max_length=2000, pattern=r"^[^\x00\ud800-\udfff]*\Z")]
@@ -27,7 +24,6 @@ _Text = Annotated[str, Meta(max_length=2000, pattern=r"^[^\x00\ud800-\udfff]*\Z"
 
 _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\[\d+\]|\.[A-Za-z_]\w*")
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 Path = tuple[str | int, ...]
 
@@ -45,15 +41,10 @@ class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         _Threshold | Risk | UnsetType | None,
         Meta(description="where it calls for a stop, as a number or a risk; null: never; by default the detector's"),
     ] = UNSET
-    weight: Annotated[
-        _Weight | UnsetType, Meta(description="the weight of its call; by default 1, and 0 for a member of `gate`")
-    ] = UNSET
-    id: Annotated[
-        _Name | None, Meta(description="its name in `gate`; required if a detector occurs twice; null: its name")
-    ] = None
-    observe: Annotated[
-        bool, Meta(description="true: it sees the run and is measured, but has no say: no weight, no place in `gate`")
-    ] = False
+    id: Annotated[_Name | None, Meta(description="its name; null: its detector's, numbered if that occurs twice")] = (
+        None
+    )
+    observe: Annotated[bool, Meta(description="true: it sees the run and is measured, but has no say")] = False
 
 
 class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,30 +52,15 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[_Name, Meta(description="shared by all its versions")]
     members: Annotated[list[MemberDocument], Meta(min_length=1, max_length=32, description="the detectors that vote")]
-    at_least: Annotated[
-        _AtLeast, Meta(description="it stops when the weights of members that call for a stop reach this")
-    ] = 1.0
-    suspect_at_least: Annotated[
-        _AtLeast, Meta(description="it suspects when the weights of members that call for either reach this")
-    ] = "any"
-    gate: Annotated[
-        list[str], Meta(max_length=32, description="ids of members without whose call it does not stop")
-    ] = []
+    at_least: Annotated[int, Meta(ge=1, le=32, description="it stops when so many members call for a stop")] = 1
     eval_required: Annotated[
         bool, Meta(description="true: members that do not see the eval can suspect, but not stop by themselves")
     ] = True
     min_evals: Annotated[CountOrZero, Meta(description="no stop before this many finite evals")] = 0
-    warmup_steps: Annotated[int, Meta(ge=0, le=2**53, description="no stop before this step")] = 0
     description: Annotated[_Text, Meta(description="for people")] = ""
     stops_despite: Annotated[
         list[GuardKind], Meta(max_length=len(GuardKind), description="guards that do not put its stops on hold")
     ] = []
-    stop_on: Annotated[
-        tuple[Ground, ...], Meta(min_length=1, max_length=len(Ground), description="the grounds on which it stops")
-    ] = (Ground.TURNED,)
-    levelled_off_at: Annotated[
-        float, Meta(gt=0, lt=1, description="the share of its range from which on a run has levelled off")
-    ] = LEVELLED_OFF_AT
     evaluate_now: Annotated[
         EvalRequests | None, Meta(description="when to ask for paired evaluations; null: never")
     ] = None
@@ -104,32 +80,23 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
         raise _describe_refusal(error, (), PolicyDocument) from error
     deciding = [(index, item) for index, item in enumerate(parsed.members) if not item.observe]
     observing = [(index, item) for index, item in enumerate(parsed.members) if item.observe]
-    ids = member_ids([(item.id, item.detector) for _, item in deciding])
-    _check_ids(parsed, ids, deciding, observing)
-    members = tuple(
-        _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0)
-        for (index, item), name in zip(deciding, ids, strict=True)
+    if parsed.at_least > len(deciding):
+        message = f"at_least is {parsed.at_least}, but only {len(deciding)} of the members decide"
+        raise _invalid(("at_least",) if deciding else ("members",), message)
+    _check_ids(deciding, observing)
+    members, observers = (
+        tuple(_build_member(item, ("members", index)) for index, item in placed) for placed in (deciding, observing)
     )
-    observers = tuple(_build_member(item, ("members", index), 0.0) for index, item in observing)
     if not stored:
         _check_reachable((*deciding, *observing), (*members, *observers))
-    weights = [member.weight for member in members]
-    if Ground.LEVELLED_OFF in parsed.stop_on and not any(m.detector.has_outlook for m in members if m.weight):
-        message = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
-        raise _invalid(("stop_on",), message)
     return Policy(
         name=parsed.name,
         members=members,
-        at_least=_resolve_weight("at_least", parsed.at_least, weights),
-        suspect_at_least=_resolve_weight("suspect_at_least", parsed.suspect_at_least, weights),
-        gate=_resolve_gate(parsed, ids, members),
+        at_least=parsed.at_least,
         eval_required=parsed.eval_required,
         min_evals=parsed.min_evals,
-        warmup_steps=parsed.warmup_steps,
         description=parsed.description,
         stops_despite=tuple(parsed.stops_despite),
-        stop_on=tuple(ground for ground in Ground if ground in parsed.stop_on),
-        levelled_off_at=parsed.levelled_off_at,
         evaluate_now=parsed.evaluate_now,
         action=parsed.action,
         observers=observers,
@@ -152,15 +119,13 @@ def describe_document(ref_template: str) -> dict[str, Any]:
 def policy_to_document(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values with every number written out, so that later defaults cannot change it.
 
-    `stops_despite` and `evaluate_now` are omitted when empty, `stop_on` when it is only `turned`, `action` when it is
-    to stop.
+    `stops_despite` and `evaluate_now` are omitted when empty, `action` when it is to stop.
     """
-    levelling = {"stop_on": [str(item) for item in policy.stop_on], "levelled_off_at": policy.levelled_off_at}
     members = [
         {
             "detector": member.detector.name,
             "params": msgspec.to_builtins(member.detector),
-            **({"weight": float(member.weight)} if index < len(policy.members) else {"observe": True}),
+            **({"observe": True} if index >= len(policy.members) else {}),
             "suspect_at": member.thresholds.suspect_at,
             "stop_at": member.thresholds.stop_at,
         }
@@ -172,15 +137,11 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
             "name": policy.name,
             "description": policy.description,
             "members": members,
-            "at_least": float(policy.at_least),
-            "suspect_at_least": float(policy.suspect_at_least),
-            "gate": list(policy.gate),
+            "at_least": policy.at_least,
             "eval_required": policy.eval_required,
             "min_evals": policy.min_evals,
-            "warmup_steps": policy.warmup_steps,
         }
         | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})
-        | (levelling if policy.stop_on != (Ground.TURNED,) else {})
         | ({"evaluate_now": msgspec.to_builtins(policy.evaluate_now)} if policy.evaluate_now is not None else {})
         | ({"action": str(policy.action)} if policy.action is not Action.STOP else {})
     )
@@ -196,19 +157,11 @@ _Placed = Sequence[tuple[int, MemberDocument]]
 """Members with their place in the document."""
 
 
-def _check_ids(parsed: PolicyDocument, ids: Sequence[str], deciding: _Placed, observing: _Placed) -> None:
-    used = list[str | None]()
-    for (index, item), name in zip((*deciding, *observing), (*ids, *[item.id for _, item in observing]), strict=True):
-        if name is not None and name in used:
+def _check_ids(deciding: _Placed, observing: _Placed) -> None:
+    ids = [*member_ids([(item.id, item.detector) for _, item in deciding]), *(item.id for _, item in observing)]
+    for place, ((index, _), name) in enumerate(zip((*deciding, *observing), ids, strict=True)):
+        if name is not None and name in ids[:place]:
             raise _invalid(("members", index, "id"), f"two members have the id {name}; ids must be unique")
-        if item.observe and item.weight is not UNSET:
-            raise _invalid(("members", index, "weight"), "an observer has no weight; remove `weight`, or `observe`")
-        used.append(name)
-    for index, name in enumerate(parsed.gate):
-        if name not in ids:
-            raise _invalid(
-                ("gate", index), f"there is no member {name!r} that decides; a gate may name {', '.join(ids)}"
-            )
 
 
 def _check_reachable(placed: _Placed, members: Sequence[Member]) -> None:
@@ -222,30 +175,7 @@ def _check_reachable(placed: _Placed, members: Sequence[Member]) -> None:
                 )
 
 
-def _resolve_gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
-    for index, name in enumerate(parsed.gate):
-        if members[ids.index(name)].thresholds.stop_at is None:
-            raise _invalid(
-                ("gate", index),
-                f"{name} never calls for a stop, so this gate would never open; give it a number as its `stop_at`",
-            )
-    return tuple(parsed.gate)
-
-
-def _resolve_weight(key: str, value: float | str, weights: Sequence[float]) -> float:
-    total = math.fsum(weights)
-    if total == 0:
-        raise _invalid(("members",), "no member has a weight, so the policy would never stop; give one a `weight`")
-    if isinstance(value, str):
-        return total if value == "all" else min(weight for weight in weights if weight)
-    if value > total * (1 + 1e-9):
-        raise _invalid(
-            (key,), f"{key} is {value:g}, but must be above 0 and at most {total:g}, the sum of the members' weights"
-        )
-    return value
-
-
-def _build_member(item: MemberDocument, where: Path, weight: float) -> Member:
+def _build_member(item: MemberDocument, where: Path) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
         raise _invalid((*where, "detector"), explain_unknown(item.detector))
@@ -260,7 +190,6 @@ def _build_member(item: MemberDocument, where: Path, weight: float) -> Member:
             suspect_at=_resolve_threshold(item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at")),
             stop_at=_resolve_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at")),
         ),
-        weight if item.weight is UNSET else item.weight,
         item.id,
     )
 
@@ -279,7 +208,7 @@ def _resolve_threshold(
 
 
 def _invalid(path: Path, message: str) -> InvalidPolicy:
-    return InvalidPolicy(f"{message} - at `{_written(path)}`", path)
+    return InvalidPolicy(f"{message} - at `{_written(path)}`")
 
 
 def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
@@ -287,9 +216,7 @@ def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> Inval
     match = _PLACE.fullmatch(str(error))
     message, steps = (match[1], match[2]) if match else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
-    unknown = _UNKNOWN_FIELD.fullmatch(message)
-    path = (*where, *inner, *([unknown[1]] if unknown else []))
-    return InvalidPolicy(f"{message} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
+    return InvalidPolicy(f"{message} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}")
 
 
 def _written(path: Path) -> str:

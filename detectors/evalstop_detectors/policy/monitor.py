@@ -66,7 +66,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     if role not in policy.deciding_roles:
         return replace(state, last=order, panel=panel, opening=opening), state.verdict
     states, evidence = list(state.states), list(state.evidence)
-    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals, state.opening), panel.calls
+    stale, calls = changed or not _is_settled(policy, state.evals, state.opening), panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
@@ -181,7 +181,7 @@ def advance(
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
     eval_orders = list_finite_evals(deciding)
     verdict, verdicts = state.verdict, list[Verdict]()
-    settled = _is_settled(policy, state.verdict.step, state.evals, state.opening)
+    settled = _is_settled(policy, state.evals, state.opening)
     if (changes or not settled) and not policy.keeps(state.verdict):
         ordered = sorted(changes, key=ORDER)
         judged = judge_changes(policy, state, deciding, openings, eval_orders, list(state.evidence), ordered)
@@ -300,9 +300,7 @@ def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:
 
 
 def _moved_to(verdict: Verdict, step: int) -> Verdict:
-    return Verdict(
-        verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.ground, verdict.critical
-    )
+    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.critical)
 
 
 def judge_changes(
@@ -335,28 +333,25 @@ def judge_changes(
         yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
 
 
-def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Opening) -> bool:
-    """Whether from here on a verdict depends only on evidence, not on the step or the number of evals.
+def _is_settled(policy: Policy, evals: int, opening: Opening) -> bool:
+    """Whether from here on a verdict depends only on evidence, not on the number of evals.
 
-    `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `start_anew`.
+    Without an eval the detectors may just have restarted: see `start_anew`.
     """
-    is_over = evals >= max(policy.min_evals, 1) and not opening.scores
-    return is_over and judged is not None and judged >= policy.warmup_steps
+    return evals >= max(policy.min_evals, 1) and not opening.scores
 
 
 def _unsettled(
     policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], openings: Openings
 ) -> set[Order]:
     """The observations before which verdicts were not settled."""
-    last = state.verdict.step
-    if _is_settled(policy, last, state.evals, state.opening):
+    if _is_settled(policy, state.evals, state.opening):
         return set()
     unsettled = set[Order]()
     for order in heapq.merge(*(zip(column.steps, repeat(RANK[role])) for role, column in columns.items())):
         count = bisect_left(eval_orders, order)
-        if _is_settled(policy, last, state.evals + count, openings.before(order)):
+        if _is_settled(policy, state.evals + count, openings.before(order)):
             break
-        last = order[0]
         unsettled.add(order)
     return unsettled
 

@@ -66,9 +66,12 @@ def _list_changes(policy: Policy, traces: Mapping[int, Trace]) -> Iterator[Chang
     is alarmed, and the last ones. Most runs have few: no evidence is worded for the others."""
     keys = {member: _to_keys(trace.orders) for member, trace in traces.items()}
     begin, end = _find_spans(policy.alarm_levels, traces, keys)
-    if policy.suspects_on_any_alarm and len(begin):
+    if len(begin):
         # After the first suspicion only a stop matters.
-        stops_begin, stops_end = _find_spans(policy.stopping_levels, traces, keys)
+        levels = [
+            math.inf if member.thresholds.stop_at is None else member.thresholds.stop_at for member in policy.members
+        ]
+        stops_begin, stops_end = _find_spans(levels, traces, keys)
         begin, end = np.sort(np.append(stops_begin, begin[0])), np.sort(np.append(stops_end, begin[0]))
     changes = []
     for member, trace in traces.items():
@@ -81,13 +84,12 @@ def _list_changes(policy: Policy, traces: Mapping[int, Trace]) -> Iterator[Chang
 
 
 def _find_spans(
-    levels: Sequence[tuple[float, float]], traces: Mapping[int, Trace], keys: Mapping[int, Places]
+    levels: Sequence[float], traces: Mapping[int, Trace], keys: Mapping[int, Places]
 ) -> tuple[Places, Places]:
-    """Where the evidence or outlook of any member reaches its level, and where it no longer does; each ascending."""
+    """Where the evidence of any member reaches its level, and where it no longer does; each ascending."""
     begins, ends = [_NOWHERE], [_NOWHERE]
     for member, trace in traces.items():
-        level, outlook_level = levels[member]
-        loud = np.flatnonzero((trace.values >= level) | (trace.outlooks >= outlook_level))
+        loud = np.flatnonzero(trace.values >= levels[member])
         begins.append(keys[member][loud])
         ends.append(np.append(keys[member], _NEVER)[loud + 1])
     return np.sort(np.concatenate(begins)), np.sort(np.concatenate(ends))

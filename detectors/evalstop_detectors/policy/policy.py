@@ -5,31 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.policy.catalog import Action, Call, Finding, Ground, GuardKind, Verdict
+from evalstop_detectors.policy.catalog import OUTLOOK, Action, Call, Finding, GuardKind, Verdict
 from evalstop_detectors.policy.opening import NO_EVALS, Opening
 from evalstop_detectors.wording import format_count
 
-LEVELLED_OFF_AT = 0.97
-"""The covered share of its range from which a run has levelled off. On calibration seeds, of 0.83 to 0.99 the value
-that saves the most evals for each gain lost."""
-
 
 class Member(Struct, frozen=True, dict=True):
-    """A detector, its thresholds in this policy, and the weight of its call.
-
-    `id`: the member's name in the policy; None: the detector's name.
-    """
+    """A detector and its thresholds in this policy. `id`: the member's name in it; None: the detector's name."""
 
     detector: Detector[Any]
     thresholds: Thresholds
-    weight: float = 1.0
     id: str | None = None
 
     @property
@@ -52,24 +44,12 @@ Called = Sequence[tuple[Member, Evidence]]
 _Shown = Mapping[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]
 
 
-class _Calls(NamedTuple):
-    """The members that call for a stop on each ground, and those that suspect or stop the run; with their evidence."""
-
-    turned: list[tuple[Member, Evidence]]
-    levelled: list[tuple[Member, Evidence]]
-    alarmed: list[tuple[Member, Evidence]]
-
-
 class Policy(Struct, frozen=True, dict=True):
     """A named composition of detectors.
 
-    The policy stops when the weights of the members that call for a stop reach `at_least`, and suspects when those of
-    the members that call for a suspicion or a stop reach `suspect_at_least`.
-    `gate`: ids of members without whose call there is no stop, whatever the weights.
+    The policy stops when `at_least` so many members call for a stop, and suspects when any calls for either.
     `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
-    `min_evals`: no stop before this many finite evals; `warmup_steps`: none before this step.
-    `stop_on`: the grounds on which it stops. By default, that a run has levelled off is only evidence. Members report
-    it when the outlook of their evidence reaches `levelled_off_at`; all other conditions apply to each ground alike.
+    `min_evals`: no stop before this many finite evals.
     `action`: what a stop verdict asks for. With a policy that parks it stands until the policy no longer suspects the
     run, and may then be reached again; with any other it is final. `stops_despite`: guards that do not put its stops on
     hold; they change no verdict. `evaluate_now`: when to ask for paired evaluations of runs that can answer; see
@@ -92,16 +72,11 @@ class Policy(Struct, frozen=True, dict=True):
 
     name: str
     members: tuple[Member, ...]
-    at_least: float = 1.0
+    at_least: int = 1
     eval_required: bool = True
     min_evals: int = 0
-    warmup_steps: int = 0
     description: str = ""
-    suspect_at_least: float = 1.0
-    gate: tuple[str, ...] = ()
     stops_despite: tuple[GuardKind, ...] = ()
-    stop_on: tuple[Ground, ...] = (Ground.TURNED,)
-    levelled_off_at: float = LEVELLED_OFF_AT
     evaluate_now: EvalRequests | None = None
     guessed: frozenset[MetricRole] = frozenset()
     critical: tuple[str, ...] = ()
@@ -152,8 +127,8 @@ class Policy(Struct, frozen=True, dict=True):
 
     def with_critical(self, names: Sequence[str]) -> Policy:
         """The policy for a run with these critical evals: each must not turn, like the watched score. Itself if there
-        are none, or if it does not stop runs that turn."""
-        critical = tuple(names) if Ground.TURNED in self.stop_on else ()
+        are none."""
+        critical = tuple(names)
         return self if critical == self.critical else replace(self, critical=critical)
 
     @cached_property
@@ -164,7 +139,7 @@ class Policy(Struct, frozen=True, dict=True):
     @cached_property
     def guarding(self) -> Policy:
         """The policy that judges a critical eval."""
-        return replace(self, critical=(), stop_on=(Ground.TURNED,), observers=())
+        return replace(self, critical=(), observers=())
 
     @cached_property
     def unobserved(self) -> Policy:
@@ -189,9 +164,7 @@ class Policy(Struct, frozen=True, dict=True):
     @cached_property
     def stopping_roles(self) -> frozenset[MetricRole]:
         """The roles of the members that can call for a stop, and the eval score if it is required."""
-        levels = Ground.LEVELLED_OFF in self.stop_on
-        members = [m for name, m in zip(self.ids, self.members, strict=True) if m.weight or name in self.gate]
-        calling = (m for m in members if m.thresholds.stop_at is not None or (levels and m.detector.has_outlook))
+        calling = (member for member in self.members if member.thresholds.stop_at is not None)
         required = (MetricRole.EVAL,) if self.eval_required else ()
         return frozenset(required).union(*(m.detector.roles for m in calling))
 
@@ -228,34 +201,16 @@ class Policy(Struct, frozen=True, dict=True):
         return tuple(member.thresholds.stop_at for member in self.panel.values())
 
     @cached_property
-    def alarm_levels(self) -> tuple[tuple[float, float], ...]:
-        """For each member the values from which its evidence, and its outlook, can call for anything."""
+    def alarm_levels(self) -> tuple[float, ...]:
+        """For each member the value from which its evidence calls for suspicion or a stop."""
         return tuple(
-            (min(stop, math.inf if member.thresholds.suspect_at is None else member.thresholds.suspect_at), outlook)
-            for member, (stop, outlook) in zip(self.members, self.stopping_levels, strict=True)
-        )
-
-    @cached_property
-    def stopping_levels(self) -> tuple[tuple[float, float], ...]:
-        """For each member the values from which its evidence, and its outlook, can call for a stop."""
-        outlook = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else math.inf
-        levels = (member.thresholds.stop_at for member in self.members)
-        return tuple((math.inf if level is None else level, outlook) for level in levels)
-
-    @cached_property
-    def suspects_on_any_alarm(self) -> bool:
-        """Whether the alarm of a single member, whichever it is, makes the run at least suspect."""
-        return Ground.LEVELLED_OFF not in self.stop_on and all(
-            member.weight and member.weight >= self.suspect_at_least for member in self.members
+            min((level for level in member.levels if level is not None), default=math.inf) for member in self.members
         )
 
     def alarms(self, member: int, evidence: Evidence | None) -> bool:
-        """Whether the evidence of a member, by its index, can call for anything; if none does, the verdict is
+        """Whether the evidence of a member, by its index, calls for anything; if none does, the verdict is
         `continue`."""
-        if evidence is None:
-            return False
-        level, outlook_level = self.alarm_levels[member]
-        return evidence.value >= level or (evidence.outlook is not None and evidence.outlook.reaches(outlook_level))
+        return evidence is not None and evidence.value >= self.alarm_levels[member]
 
     def keeps(self, verdict: Verdict) -> bool:
         """Whether the verdict is final."""
@@ -265,104 +220,54 @@ class Policy(Struct, frozen=True, dict=True):
         """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals.
         While the `opening` lasts it holds the first of them.
 
-        1. Find the members that call for a stop, on each ground, and those that are alarmed.
-        2. Stop on the first ground on which enough of them call for it and nothing holds the stop back.
-        3. Suspect if a stop was held back, or if enough members are alarmed.
+        1. Find the members that call for a stop, and those that call for suspicion at least.
+        2. Stop if enough call for it and nothing holds the stop back.
+        3. Suspect if a stop was held back, or if any member is alarmed.
         """
         findings = self._list_findings(evidence)
-        calls = self._find_calls(evidence)
-        enough, held_back, alarmed, suspected = False, None, calls.alarmed, Ground.TURNED
-        for ground, stopping in ((Ground.TURNED, calls.turned), (Ground.LEVELLED_OFF, calls.levelled)):
-            if not stopping or ground not in self.stop_on:
-                continue
-            is_enough = _reaches(stopping, self.at_least)
-            objection = self._held_back(is_enough, stopping, evidence, step, evals)
-            if objection is None and not self._suffices_at_first(stopping):
-                objection = opening.explain_wait()
-            if objection is None and self.guessed:
-                objection = self._doubt(stopping)
-            if objection is None:
-                return Verdict(Call.STOP, step, _turn(stopping), _describe_alarms(stopping, ground), findings, ground)
-            held_back = held_back or objection
-            if is_enough and not alarmed:
-                alarmed, suspected = calls.levelled, ground
-            enough = enough or is_enough
-        if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
-            reason = _describe_alarms(alarmed, suspected) + (f"; no stop: {held_back}" if held_back else "")
-            return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
-        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), findings)
+        seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
+        stopping = [(member, item) for member, item in seen if item.reaches(member.thresholds.stop_at)]
+        alarmed = [(member, item) for member, item in seen if any(map(item.reaches, member.levels))]
+        if not alarmed:
+            return Verdict(Call.CONTINUE, step, None, "no detector calls for a stop", findings)
+        objection = self._find_objection(stopping, evals, opening) if stopping else ""
+        if objection is None:
+            return Verdict(Call.STOP, step, _turn(stopping), _describe_alarms(stopping), findings)
+        reason = _describe_alarms(alarmed) + (f"; no stop: {objection}" if objection else "")
+        return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
 
     def _list_findings(self, evidence: Sequence[Evidence | None]) -> tuple[Finding, ...]:
         """The evidence of each member that has any, then its outlooks."""
         seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
-        levelled_off_at = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else None
         findings = [Finding(m.detector.name, m.roles, e.kind, e.value, *m.levels, e.turn_step, e.note) for m, e in seen]
         outlooks = [
-            Finding(Ground.LEVELLED_OFF, m.roles, o.kind, o.value, None, levelled_off_at, o.turn_step, o.note)
+            Finding(OUTLOOK, m.roles, o.kind, o.value, None, None, o.turn_step, o.note)
             for m, e in seen
             if (o := e.outlook) is not None
         ]
         return (*findings, *outlooks)
 
-    def _find_calls(self, evidence: Sequence[Evidence | None]) -> _Calls:
-        calls = _Calls([], [], [])
-        for member, item in zip(self.members, evidence, strict=True):
-            if item is None or not member.weight:
-                continue
-            suspect_at, stop_at = member.levels
-            if item.reaches(stop_at):
-                calls.turned.append((member, item))
-            if item.reaches(stop_at) or item.reaches(suspect_at):
-                calls.alarmed.append((member, item))
-            if item.outlook is not None and item.outlook.reaches(self.levelled_off_at):
-                calls.levelled.append((member, item.outlook))
-        return calls
-
-    def _quiet(self, alarmed: Called) -> str:
-        if alarmed:
-            weight = _weight(alarmed)
-            return f"the detectors that are alarmed weigh {weight:g} of the {self.suspect_at_least:g} needed to suspect"
-        return "no detector calls for a stop"
-
-    def _held_back(
-        self, enough: bool, stopping: Called, evidence: Sequence[Evidence | None], step: int, evals: int
-    ) -> str | None:
-        if not enough:
-            return f"the detectors that call for one weigh {_weight(stopping):g} of the {self.at_least:g} needed"
+    def _find_objection(self, stopping: Called, evals: int, opening: Opening) -> str | None:
+        """Why the run is not stopped although these members call for it; None: it is."""
+        if len(stopping) < self.at_least:
+            return f"{len(stopping)} of the {self.at_least} detectors needed call for one"
         if self.eval_required and not any(member.sees_eval for member, _ in stopping):
             return "there is no evidence from the eval score"
-        if closed := self._closed(evidence):
-            return f"{closed} must also call for one, but does not"
         if evals < self.min_evals:
             return f"the run has {format_count(evals, 'eval')} of the {self.min_evals} needed"
-        if step < self.warmup_steps:
-            return f"the warm-up lasts until step {self.warmup_steps}"
-        return None
+        firm = [member for member, _ in stopping if member.detector.judges_first_evals]
+        if len(firm) < self.at_least and (wait := opening.explain_wait()):
+            return wait
+        return self._explain_guessed_roles(stopping) if self.guessed else None
 
-    def _suffices_at_first(self, stopping: Called) -> bool:
-        firm = [(member, item) for member, item in stopping if member.detector.judges_first_evals]
-        return bool(firm) and _reaches(firm, self.at_least)
-
-    def _doubt(self, stopping: Called) -> str | None:
+    def _explain_guessed_roles(self, stopping: Called) -> str | None:
         """Why members that call for a stop are denied it: too few do so without a guessed role."""
-        firm = [(member, item) for member, item in stopping if not self.guessed.intersection(member.roles)]
-        enough = bool(firm) and _reaches(firm, self.at_least)
-        sees_eval = not self.eval_required or any(member.sees_eval for member, _ in firm)
-        gate = [member for name, member in zip(self.ids, self.members, strict=True) if name in self.gate]
-        if enough and sees_eval and not any(self.guessed.intersection(member.roles) for member in gate):
+        firm = [member for member, _ in stopping if not self.guessed.intersection(member.roles)]
+        if len(firm) >= self.at_least and (not self.eval_required or any(member.sees_eval for member in firm)):
             return None
-        called = {role for member, _ in stopping for role in member.roles} | {r for m in gate for r in m.roles}
+        called = {role for member, _ in stopping for role in member.roles}
         names = " and the ".join(sorted(self.guessed & called))
         return f"the {names}, or its direction, is guessed; confirm it to let it stop"
-
-    def _closed(self, evidence: Sequence[Evidence | None]) -> str | None:
-        """The first member of the gate that does not call for a stop."""
-        if not self.gate:
-            return None
-        for name, member, item in zip(self.ids, self.members, evidence, strict=True):
-            if name in self.gate and (item is None or not item.reaches(member.thresholds.stop_at)):
-                return name
-        return None
 
 
 def member_ids(members: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
@@ -379,19 +284,9 @@ def member_ids(members: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _weight(called: Called) -> float:
-    return math.fsum(member.weight for member, _ in called)
-
-
-def _reaches(called: Called, needed: float) -> bool:
-    # Weights such as 0.7 and 0.1 add up to slightly less than 0.8.
-    return _weight(called) >= needed * (1 - 1e-9)
-
-
 def _turn(alarmed: Called) -> int | None:
     return min((e.turn_step for _, e in alarmed if e.turn_step is not None), default=None)
 
 
-def _describe_alarms(alarmed: Called, ground: Ground = Ground.TURNED) -> str:
-    notes = "; ".join(f"{member.detector.name}: {evidence.note}" for member, evidence in alarmed)
-    return f"levelled off: {notes}" if ground is Ground.LEVELLED_OFF else notes
+def _describe_alarms(alarmed: Called) -> str:
+    return "; ".join(f"{member.detector.name}: {evidence.note}" for member, evidence in alarmed)

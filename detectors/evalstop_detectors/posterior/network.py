@@ -118,11 +118,6 @@ def to_probability(logit: float) -> float:
     return float(_logistic_table().item(min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END))
 
 
-def to_probabilities(logits: Whole) -> Whole:
-    """`to_probability` of many."""
-    return _take(_logistic_table(), np.floor(logits * _TABLE_ONE + 0.5) + _TABLE_END)
-
-
 @cache
 def load_network() -> Network:
     """The shipped network."""
@@ -212,10 +207,10 @@ def to_outlook(planned: Whole, unplanned: Whole, added: tuple[float, float]) -> 
     return Outlook(to_probability(max(odds)), to_probability(outputs[1]), (low, middle, high), odds[1] > odds[0])
 
 
-def list_outlooks(planned: Whole, unplanned: Whole) -> tuple[Whole, Whole]:
-    """`turned` and `covered` of the outlooks of many outputs (5, evals); `unplanned` are log odds (evals,)."""
-    turned = to_probabilities(np.maximum(planned[0], unplanned))
-    return turned, np.floor(100 / (1 + np.maximum(planned[2:], 0.0).max(axis=0))) / 100
+def list_probabilities(planned: Whole, unplanned: Whole) -> Whole:
+    """`turned` of the outlooks of many outputs (5, evals); `unplanned` are log odds (evals,)."""
+    odds = np.maximum(planned[0], unplanned)
+    return _take(_logistic_table(), np.floor(odds * _TABLE_ONE + 0.5) + _TABLE_END)
 
 
 class Course(NamedTuple):

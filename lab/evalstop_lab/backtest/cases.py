@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Ground, MetricRole, Policy, Score, select_version
-from evalstop_service.domain.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
+from evalstop_detectors import MetricRole, Policy, Score, select_version
+from evalstop_service.domain.outcome import assess_run, judge_decision, locate_turn
 from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from msgspec.structs import replace
@@ -160,12 +160,9 @@ def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOut
         outcome = judge_decision(assessment.run_outcome, None, None)
         return PolicyOutcome(judged, outcome, 0.0, 0.0 if run.gpu_hours is not None else None, None)
     scores = run.scores()
-    if judged.ground == Ground.LEVELLED_OFF:
-        outcome = judge_levelled_off(scores, stop)
-    else:
-        assessment = assess_outcome(run, stop)
-        turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
-        outcome = judge_decision(assessment.run_outcome, stop, turn)
+    assessment = assess_outcome(run, stop)
+    turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
+    outcome = judge_decision(assessment.run_outcome, stop, turn)
     last = run.last_step
     saved = (last - stop) / last if last else 0.0
     hours = run.gpu_hours

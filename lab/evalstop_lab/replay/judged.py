@@ -27,9 +27,9 @@ from evalstop_lab.replay.runs import MAX_STEP, Run
 class Judged:
     """The result of replaying a run.
 
-    `ground`: why it was stopped, `turned` or `levelled_off`. `best_step` is the eval of the best checkpoint, chosen
-    among those up to the stop. `detectors` has the evidence of each member of the policy by its id, at the stop or at
-    the end. `calls`: by id of all members, observers included, the step of the first call for a stop in the whole run.
+    `best_step` is the eval of the best checkpoint, chosen among those up to the stop. `detectors` has the evidence of
+    each member of the policy by its id, at the stop or at the end. `calls`: by id of all members, observers included,
+    the step of the first call for a stop in the whole run.
     """
 
     run: str
@@ -38,7 +38,6 @@ class Judged:
     suspect_step: int | None
     best_step: int | None
     reason: str
-    ground: str | None
     detectors: dict[str, dict[str, Any]]
     calls: dict[str, int | None] = field(default_factory=dict)
 
@@ -94,7 +93,6 @@ def _judge_run(policy: Policy, run: Run, past: PastRun) -> Judged:
         suspect_step=past.suspect_step,
         best_step=None if best is None else best.step,
         reason=verdict.reason,
-        ground=verdict.ground,
         detectors=_encode_members(policy, past.evidence),
     )
 

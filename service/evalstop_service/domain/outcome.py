@@ -86,28 +86,6 @@ def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn
     return DecisionOutcome.WRONG if decided_step < turn.low_step else DecisionOutcome.UNKNOWN
 
 
-def judge_levelled_off(scores: Sequence[Score], decided_step: int) -> DecisionOutcome:
-    """Whether it was right to stop a run at this step because its eval had levelled off; `scores` as for `assess_run`.
-
-    Wrong if a later mean was higher than all before by more than a tenth of the gain, and more than three standard
-    errors; right if by less than a tenth, or less than one standard error.
-    """
-    finite = [score for score in select_version(scores, decided_step) if math.isfinite(score.value)]
-    width = max(FEWEST_IN_A_WINDOW, len(finite) // EVALS_A_WINDOW)
-    decided_count = sum(score.step <= decided_step for score in finite)
-    if min(decided_count, len(finite) - decided_count) < width:
-        return DecisionOutcome.UNKNOWN
-    means = _compute_means([noise.clipped(score.value) for score in finite], width)
-    highest = max(means[: decided_count - width + 1])
-    gained, unit = max(means[decided_count:]) - highest, highest - min(means[: decided_count - width + 1])
-    errors = gained / stderr if (stderr := _estimate_stderr(finite, width)) > 0 else math.inf
-    if gained > SHARE_OF_GAIN * unit and errors > SIGNIFICANT:
-        return DecisionOutcome.WRONG
-    if gained <= SHARE_OF_GAIN * unit or errors < INSIGNIFICANT:
-        return DecisionOutcome.RIGHT
-    return DecisionOutcome.UNKNOWN
-
-
 def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
     """The outcome of a run implied by a person's outcome of its decision; `flagged`: the decision was to stop it.
 

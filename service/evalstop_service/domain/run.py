@@ -56,7 +56,6 @@ class Verdict(Struct, frozen=True):
     turn_step: Annotated[int | None, doc("the detectors' estimate of the step of the turn")]
     reason: Annotated[str, doc("the reason, for people")]
     evidence: Annotated[tuple[Evidence, ...], doc("the evidence of each detector")] = ()
-    ground: Annotated[str | None, doc("why the verdict is `stop`: turned or levelled_off; null: it is not")] = None
     critical: Annotated[str | None, doc("the critical eval that caused it; null: the watched score")] = None
 
     @property

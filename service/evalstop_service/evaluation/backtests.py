@@ -18,7 +18,6 @@ from uuid import UUID
 from evalstop_detectors import (
     DetectorError,
     Evidence,
-    Ground,
     Policy,
     Verdict,
     advance,
@@ -32,7 +31,7 @@ from msgspec import structs
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
+from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, locate_turn
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
@@ -212,8 +211,6 @@ def _judge_verdict(past: PastRun, replay: Replay) -> DecisionOutcome:
     verdict = replay.verdicts[-1]
     if not verdict.stops or verdict.step is None:
         return _judge_stop(past, None)
-    if verdict.ground is Ground.LEVELLED_OFF:
-        return judge_levelled_off(select_evals(past.run, replay.observations), verdict.step)
     if verdict.critical is not None:
         assessment = assess_run(select_evals(past.run, replay.observations, verdict.critical), verdict.step)
         turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from evalstop_detectors import Ground
 from evalstop_detectors.policy.calibration import compute_stated_risk
 from msgspec import structs
 
@@ -89,10 +88,7 @@ def _derive_outcome(
         evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]), metric)
     assessment = outcome.assess_run(evals, decided_step)
     turn = _find_turn(tx, run, assessment, critical)
-    if decision is not None and decision.verdict.ground == Ground.LEVELLED_OFF:
-        derived = outcome.judge_levelled_off(evals, decision.step)
-    else:
-        derived = outcome.judge_decision(assessment.run_outcome, decided_step, turn)
+    derived = outcome.judge_decision(assessment.run_outcome, decided_step, turn)
     turn_step = turn.step if turn else None
     if before is not None:
         recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
@@ -239,7 +235,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
     treatment = classify_treatment(decision.state)
     right, turn_step = case.outcome == DecisionOutcome.RIGHT, case.turn_step
     delay_steps = None
-    if right and turn_step is not None and turn_step <= decision.step:  # one that had levelled off may turn later
+    if right and turn_step is not None and turn_step <= decision.step:  # a person may place the turn later
         delay_steps = decision.step - turn_step
     saves = treatment is Treatment.OBSERVED or decision.state in STOPPED | {DecisionState.PARKED}
     prevented = treatment is Treatment.PREVENTED

@@ -33,14 +33,11 @@ VALID: dict[str, Any] = {
     "members": [
         {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "role": "eval"}, "stop_at": 4},
         {"detector": "gao_fit", "params": {"least_evals": 50}, "suspect_at": None},
-        {**ON_LOSS, "id": "flat", "weight": 2},
+        {**ON_LOSS, "id": "flat"},
     ],
     "at_least": 2,
-    "suspect_at_least": "any",
-    "gate": ["flat"],
     "eval_required": False,
     "min_evals": 5,
-    "warmup_steps": 100,
     "description": "two of three",
     "stops_despite": ["no_checkpoint"],
 }
@@ -173,33 +170,10 @@ def test_only_paper_stops_without_a_checkpoint() -> None:
             },
             {"eval"},
         ),
-        (
-            {
-                "members": [
-                    {"detector": "k_decline"},
-                    ON_LOSS | {"weight": 0},
-                ]
-            },
-            {"eval"},
-        ),
-        (
-            {
-                "members": [
-                    {"detector": "k_decline"},
-                    ON_LOSS,
-                ],
-                "gate": ["k_below_best"],
-            },
-            {"eval", "loss"},
-        ),
-        (
-            {"members": [{"detector": "posterior", "stop_at": None}], "stop_on": ["levelled_off"]},
-            {"eval", "proxy", "kl", "paired"},
-        ),
     ],
 )
 def test_stopping_roles_are_those_of_stopping_members(document: dict[str, Any], roles: set[str]) -> None:
-    """`stopping_roles` omits members that only suspect or have weight 0, and includes a required eval."""
+    """`stopping_roles` omits members that only suspect, and includes a required eval."""
     assert policy_from_document({"name": "p"} | document).stopping_roles == roles
 
 
@@ -258,14 +232,9 @@ PARAMS = (*FIRST, "params")
         ((*PARAMS, "min_delta"), float("nan"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "role"), "gold", ["gold", "`$.members[0].params.role`", *MetricRole]),
         (("members", 1, "params", "least_evals"), 3, ["`$.members[1].params.least_evals`", "from 5 to 1000000"]),
-        (("at_least",), 4.5, ["`$.at_least`", "above 0 and at most 4"]),
-        (("at_least",), 0, ["`$.at_least`", "number > 0", '"any"', '"all"']),
-        (("at_least",), "most", ["`$.at_least`", "number > 0", '"any"', '"all"']),
-        (("suspect_at_least",), 4.5, ["`$.suspect_at_least`", "above 0 and at most 4"]),
-        (("suspect_at_least",), True, ["`$.suspect_at_least`", "number > 0", '"any"', '"all"']),
-        (("gate",), "k_decline", ["`$.gate`", "list of text"]),
-        (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, gao_fit, flat"]),
-        (("members", 1, "weight"), -1, ["`$.members[1].weight`", "number >= 0 and <= 1e+06"]),
+        (("at_least",), 4, ["`$.at_least`", "only 3 of the members decide"]),
+        (("at_least",), 0, ["`$.at_least`", "whole number from 1 to 32"]),
+        (("at_least",), "most", ["`$.at_least`", "whole number from 1 to 32"]),
         (("members", 1, "id"), "K", ["`$.members[1].id`", "[a-z0-9]"]),
         (("members", 1, "id"), "flat", ["two members have the id flat", "`$.members[2].id`"]),
         ((*FIRST, "stop_at"), {"risk": 2}, ["`$.members[0].stop_at.risk`", "number > 0 and < 1"]),
@@ -273,12 +242,11 @@ PARAMS = (*FIRST, "params")
         ((*FIRST, "stop_at"), {"risk": 0.123}, ["`$.members[0].stop_at.risk`", "k_decline", "0.123", "calibrate"]),
         (("eval_required",), "yes", ["`$.eval_required`", "true or false"]),
         (("min_evals",), -1, ["`$.min_evals`", "from 0"]),
-        (("warmup_steps",), 1.5, ["`$.warmup_steps`", "whole number from 0"]),
         (("description",), "x" * 2001, ["`$.description`", "2000"]),
         (("description",), "\0", ["`$.description`", "text"]),
         (("stops_despite",), "stale", ["`$.stops_despite`", "list of one of"]),
         (("stops_despite",), ["paused"], ["`$.stops_despite[0]`", "stale, metric_fault, no_checkpoint"]),
-        (("surprise",), 1, ["`surprise`", "min_evals", "warmup_steps"]),
+        (("surprise",), 1, ["`surprise`", "min_evals", "at_least"]),
     ],
 )
 def test_refusal_names_path_and_allowed_values(path: tuple[Any, ...], value: Any, named: list[str]) -> None:
@@ -298,32 +266,22 @@ def test_observer_has_no_say() -> None:
             {"detector": "k_decline"},
             {"detector": "posterior", "observe": True, "id": "other"},
         ],
-        "at_least": "all",
     }
     policy = policy_from_document(document)
     assert (policy.ids, tuple(policy.panel)) == (("k_decline",), ("k_decline", "k_decline-2", "other"))
     assert [member.thresholds.stop_at for member in policy.observers] == [4.0, 0.9]
-    assert policy.at_least == 1.0
     assert policy_from_document(policy_to_document(policy)) == policy
     assert policy.stopping_roles == {"eval"}
 
 
-@pytest.mark.parametrize(
-    ("member", "gate", "words"),
-    [
-        ({"weight": 1.0}, [], "an observer has no weight"),
-        ({"id": "watcher"}, ["watcher"], "there is no member 'watcher' that decides"),
-        ({"id": "k_decline"}, [], "two members have the id k_decline"),
-    ],
-)
-def test_observer_with_a_say_is_refused(member: dict[str, Any], gate: list[str], words: str) -> None:
-    """An observer cannot have a weight, be in the gate, or bear the name of a member."""
-    members = [{"detector": "k_decline"}, {"detector": "focus", "observe": True} | member]
-    with pytest.raises(InvalidPolicy, match=words):
-        policy_from_document({"name": "watched", "members": members, "gate": gate})
+def test_observer_with_the_name_of_a_member_is_refused() -> None:
+    """An observer cannot bear the name of a member that decides."""
+    members = [{"detector": "k_decline"}, {"detector": "focus", "observe": True, "id": "k_decline"}]
+    with pytest.raises(InvalidPolicy, match="two members have the id k_decline"):
+        policy_from_document({"name": "watched", "members": members})
 
 
 def test_policy_of_observers_alone_is_refused() -> None:
     """At least one member must have a say."""
-    with pytest.raises(InvalidPolicy, match="no member has a weight"):
+    with pytest.raises(InvalidPolicy, match="only 0 of the members decide"):
         policy_from_document({"name": "watched", "members": [{"detector": "k_decline", "observe": True}]})

@@ -10,14 +10,12 @@ from evalstop_detectors import (
     MetricRole,
     Observation,
     advance,
-    policy_from_document,
     start,
     state_from_json,
     state_to_json,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 PAPER = POLICIES["paper"]
 GUARDED = PAPER.with_critical(["math", "code"])
@@ -73,12 +71,3 @@ def test_stored_batches_give_the_same_state(rows: Sequence[tuple[float, ...]], d
         state, _ = advance(GUARDED, state_from_json(GUARDED, state_to_json(GUARDED, state)), observations[:size])
         observations = observations[size:]
     assert state == whole
-
-
-def test_levelling_off_of_a_critical_eval_does_not_stop() -> None:
-    """Levelling off counts for the combined score only; a critical eval stops a run only by a turn."""
-    document = {"name": "p", "members": [{"detector": "posterior"}], "stop_on": ["levelled_off"]}
-    policy = policy_from_document(document)
-    assert policy.with_critical(["math"]) is policy
-    both = replace(policy, stop_on=("turned", "levelled_off")).with_critical(["math"])
-    assert (both.unguarded.stop_on, both.guarding.stop_on) == (("turned", "levelled_off"), ("turned",))

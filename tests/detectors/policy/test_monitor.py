@@ -242,8 +242,7 @@ def test_stop_has_reason_and_evidence() -> None:
     ("change", "words"),
     [
         ({"min_evals": 5}, "the run has 4 evals of the 5 needed"),
-        ({"warmup_steps": 7}, "the warm-up lasts until step 7"),
-        ({"at_least": 2}, "the detectors that call for one weigh 1 of the 2 needed"),
+        ({"at_least": 2}, "1 of the 2 detectors needed call for one"),
     ],
 )
 def test_withheld_stop_states_the_missing_condition(change: dict[str, int], words: str) -> None:
@@ -258,24 +257,23 @@ def test_withheld_stop_states_the_missing_condition(change: dict[str, int], word
 
 
 def test_stop_at_the_exact_limits() -> None:
-    """The eval that completes `min_evals`, at the step that ends the warm-up, stops the run."""
-    policy = msgspec.structs.replace(single_member_policy(KDecline(k=2)), min_evals=4, warmup_steps=4)
+    """The eval that completes `min_evals` stops the run."""
+    policy = msgspec.structs.replace(single_member_policy(KDecline(k=2)), min_evals=4)
     states = collect_states(policy, eval_series([9, 5, 4, 3], start=1))
     assert [state.verdict.stops for state in states] == [False, False, False, False, True]
 
 
 def test_withheld_stop_is_issued_when_the_condition_is_met() -> None:
-    """The end of the warm-up or the last missing eval stops the run, although no evidence changes."""
+    """The last missing eval stops the run, although no evidence changes."""
     bad_loss = Member(NonFinite(MetricRole.LOSS), Thresholds(1, 1))
     quiet = Member(NonFinite(MetricRole.PROXY), Thresholds(1, None))
     bad = Observation(MetricRole.LOSS, 1, math.nan)
-    for change, role in ({"warmup_steps": 4}, MetricRole.PROXY), ({"min_evals": 3}, MetricRole.EVAL):
-        policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), eval_required=False), **change)
-        later = [Observation(role, number, 0.0) for number in range(2, 6)]
-        assert [state.verdict.stops for state in collect_states(policy, [bad, *later])] == [False] * 4 + [True] * 2
-        state, verdicts = advance(policy, start(policy), [bad, *later])
-        assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 1), (Call.STOP, 4)]
-        assert state.suspect_step == 1
+    policy = Policy("late", (bad_loss, quiet), eval_required=False, min_evals=3)
+    later = [Observation(MetricRole.EVAL, number, 0.0) for number in range(2, 6)]
+    assert [state.verdict.stops for state in collect_states(policy, [bad, *later])] == [False] * 4 + [True] * 2
+    state, verdicts = advance(policy, start(policy), [bad, *later])
+    assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 1), (Call.STOP, 4)]
+    assert state.suspect_step == 1
 
 
 def test_turn_is_the_earliest_of_the_stopping_detectors() -> None:

@@ -103,7 +103,6 @@ def test_verdict_as_document() -> None:
         "step": 2,
         "turn_step": 0,
         "reason": "k_decline: 2 consecutive declines of eval, k = 3",
-        "ground": None,
         "critical": None,
         "evidence": [
             {

@@ -25,13 +25,12 @@ def test_shipped_policies_state_their_risk(name: str, risk: float | None) -> Non
     [
         ([FOCUS, COLLAPSE], {}, 0.011),
         ([FOCUS, COUNT], {}, None),
-        ([FOCUS, COUNT], {"gate": ["focus"]}, 0.01),
-        ([FOCUS, COLLAPSE], {"at_least": "all"}, 0.0055),
+        ([FOCUS, COLLAPSE], {"at_least": 2}, 0.0055),
         ([FOCUS | {"stop_at": 0.2}], {}, None),
         ([COLLAPSE | {"stop_at": 20.0}], {}, None),
         ([FOCUS | {"params": {"candidates": 16}, "stop_at": THRESHOLDS[0.01]}], {}, None),
     ],
-    ids=["any", "one without a risk", "gate", "all", "custom threshold", "custom evidence", "custom parameters"],
+    ids=["any", "one without a risk", "both", "custom threshold", "custom evidence", "custom parameters"],
 )
 def test_risks_of_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
     """Risks of members that can each stop add up; the result is None if a member without a risk can stop."""

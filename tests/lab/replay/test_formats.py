@@ -66,7 +66,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
         None,
         70,
     )
-    keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "ground", "detectors", "calls"}
+    keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "detectors", "calls"}
     assert set(first) == keys
     assert first["calls"] == {"k_decline": first["stop_step"], "posterior": 70}
 

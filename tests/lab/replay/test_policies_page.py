@@ -65,7 +65,7 @@ def test_there_are_three_examples() -> None:
 
 def test_example_of_an_error_is_current(tmp_path: Path) -> None:
     """The message on the page is the one that the code raises."""
-    message = re.search(r"line 5, column 5: (.*)\.\n", PAGE)
+    message = re.search(r"mine\.yaml: (.*)\.\n", PAGE)
     assert message
     with pytest.raises(InvalidPolicy) as refusal:
         policy_from_document({"name": "p", "members": [{"detector": "k_decline", "stop_at": -5}]})

@@ -64,37 +64,12 @@ def test_changed_eval_is_no_fall() -> None:
     assert (decided.run_outcome, decided.evals) == (RunOutcome.UNDECIDED, 21)
 
 
-@pytest.mark.parametrize(
-    ("later", "expected"),
-    [
-        ([1.0] * 20, DecisionOutcome.RIGHT),
-        (RISE[::-1], DecisionOutcome.RIGHT),
-        ([1.0] * 10 + [1.3] * 10, DecisionOutcome.WRONG),
-        ([1.05] * 20, DecisionOutcome.RIGHT),
-        ([1.0] * 2, DecisionOutcome.UNKNOWN),
-    ],
-    ids=["stays", "falls", "rises again", "rises by a twentieth", "ends"],
-)
-def test_stop_at_a_plateau_is_right_unless_it_rises(later: list[float], expected: DecisionOutcome) -> None:
-    """A stop of a run that had leveled off was right unless it gained much later."""
-    seen = [*RISE, *[1.0] * 10]
-    assert outcome.judge_levelled_off(build_scores([*seen, *later]), 10 * (len(seen) - 1)) is expected
-
-
 def test_fall_within_the_noise_is_undecided() -> None:
     """A fall of 20 % of the gain is not significant if an eval's error is as large."""
     rise_and_fall = [*RISE, *[1.0] * 10, *[0.8] * 5]
     assert assess(rise_and_fall).run_outcome is RunOutcome.TURNED
     assert assess(rise_and_fall, stderr=0.1).run_outcome is RunOutcome.UNDECIDED
     assert assess(rise_and_fall, stderr=0.5).run_outcome is RunOutcome.HEALTHY
-
-
-def test_rise_within_the_noise_is_unknown() -> None:
-    """A rise by 15 % of the gain after a stop is not significant if an eval's error is as large."""
-    levelled_off_and_risen = [*RISE, *[1.0] * 10, *[1.15] * 20]
-    expected = {0.05: DecisionOutcome.WRONG, 0.2: DecisionOutcome.UNKNOWN, 0.3: DecisionOutcome.RIGHT}
-    judged = {e: outcome.judge_levelled_off(build_scores(levelled_off_and_risen, e), 300) for e in expected}
-    assert judged == expected
 
 
 def test_best_evals_end_before_the_last_ones() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.domain.decision_commands import Undone
 from evalstop_service.domain.decision_lifecycle import DecisionState
@@ -141,17 +140,6 @@ def test_late_confirmation_does_not_lengthen_an_ended_run(project: ProjectFixtur
         finish_run(project, run)
     assert project.load_run(run).status == RunStatus.STOPPED
     assert_case(project, run, treatment="stopped", gpu_hours=24.0, seconds=6 * 3600.0, ended_at=hours_later(6))
-
-
-def test_stop_of_a_levelled_off_run_before_its_turn_has_no_delay(shadow_project: ProjectFixture) -> None:
-    """A stop because the eval had levelled off stays right if the run turns later; a delay counts from a turn."""
-    run = open_flagged_run(shadow_project, *[0.99] * 9, 0.5, 0.3, 0.2, 0.1)
-    decision = shadow_project.load_decision(run)
-    verdict = replace(decision.verdict, ground=Ground.LEVELLED_OFF)
-    with shadow_project.database.transaction() as tx:
-        tx.execute(tables.decisions.update().values(verdict=verdict))
-    finish_run(shadow_project, run)
-    assert_case(shadow_project, run, run_outcome="turned", outcome="right", turn_step=9, delay_steps=None)
 
 
 def test_unflagged_run_has_a_case(project: ProjectFixture) -> None:

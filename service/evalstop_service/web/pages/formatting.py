@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
-from evalstop_detectors import Ground
-from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
+from evalstop_detectors.policy.catalog import OUTLOOK
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
@@ -18,6 +17,9 @@ from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
+
+_LEVELLED_OFF_AT = 0.97
+"""The covered share of its range from which a run has levelled off."""
 
 _STATES: dict[str, str] = {
     DecisionState.SHADOW: "recorded only",
@@ -143,9 +145,7 @@ def describe_run(run: Run, decision: Decision | None, now: datetime) -> str:
         return f"The eval may have turned{where}; not enough evidence to stop."
     if run.raw_maximum is None:
         return "No eval yet. Only the eval can call a stop."
-    levelled_off = any(
-        item.detector == Ground.LEVELLED_OFF and item.value >= LEVELLED_OFF_AT for item in verdict.evidence
-    )
+    levelled_off = any(item.detector == OUTLOOK and item.value >= _LEVELLED_OFF_AT for item in verdict.evidence)
     status = f"{_STATUSES[run.status]} " if run.status in _STATUSES else ""
     return f"{status}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
 

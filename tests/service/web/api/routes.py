@@ -153,7 +153,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "at_least": 1,
         "eval_required": True,
         "min_evals": 10,
-        "warmup_steps": 5,
     },
     ("PUT", "/policies/{name}/rollout-stage"): {"required_precision": 0.9, "canary_share": 0.25},
     ("POST", "/policies/{name}/rollout-stage/demote"): {"reason": "it stopped a good run"},

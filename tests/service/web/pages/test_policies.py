@@ -60,8 +60,8 @@ def test_policies_and_their_differences_are_shown(visitor: httpx.Client, tenant:
     assert "min_evals" in page_text
     assert "description" in page_text
     assert "No differences." not in page_text
-    assert "required detectors" in page_text
-    assert "stops when it has" not in page_text, "the document does not state it, and the default is not nothing"
+    assert "detectors needed to stop" in page_text
+    assert "overridden guards" not in page_text, "the document does not state it"
     assert visitor.get("/policies/level?version=1").status_code == 200
     for path in ("/policies/level?version=9", "/policies/gone", f"/policies/backtests/{uuid4()}"):
         assert visitor.get(path).status_code == 404

@@ -264,12 +264,11 @@ def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
     members = []
     for name, member in named.items():
         if name == detector:
-            member = {key: value for key, value in member.items() if key != "observe"} | {"weight": 1.0}
+            member = member | {"observe": False}
         elif member["stop_at"] is not None:
-            member = {key: value for key, value in member.items() if key != "weight"}
-            member |= {"observe": True, "suspect_at": None}
+            member = member | {"observe": True, "suspect_at": None}
         members.append(member)
-    return {**document, "members": members, "gate": [], "at_least": 1.0, "suspect_at_least": 1.0}
+    return {**document, "members": members, "at_least": 1}
 
 
 def _read_policy(text: str) -> Policy:
