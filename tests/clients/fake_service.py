@@ -81,7 +81,7 @@ class FakeService:
         self.missing: dict[str, str] = {}
         self.unwatched: list[str] = []
         self.scopes = ["report"]
-        self.limits: list[Json] = []
+        self.limits: list[str] = []
         self.decision_state = "requested"
         self.refuse_metric: str | None = None
         self.names_bad_observations = True

@@ -81,12 +81,7 @@ def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: Wa
     logger.info("evalstop: %s: %s, policy %s, %s", latest.name, latest.mode, latest.policy, latest.url)
     limits = body.get("limits")
     for limit in limits if isinstance(limits, list) else []:
-        if isinstance(limit, Mapping):
-            text = "%s %s was requested, but the project allows %s: a key with the scope admin can change its %s"
-            if str(limit.get("setting")).startswith("group "):
-                text = "%s %s was requested, but %s stands: a key with the scope operate can change the rule of the %s"
-            facts = map(limit.get, ("field", "requested", "used", "setting"))
-            warnings.warn_once(f"limit {limit.get('field')}", text, *facts)
+        warnings.warn_once(f"limit {limit}", "%s", limit)
 
 
 def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:

@@ -10,15 +10,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 from uuid import UUID
 
 from evalstop_detectors import GroupRule, find_total_steps
-from msgspec import json, structs
+from msgspec import json
 
 from evalstop_service.decisions import group_rules
 from evalstop_service.domain.decision_lifecycle import SERVICE, Mode
-from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import NOTHING_SAID, MetricFields, RunDescription
 from evalstop_service.errors import Conflict
 from evalstop_service.projects.policies import is_allowed
@@ -73,24 +71,6 @@ class OpenRequest:
         return self.total_steps or find_total_steps(self.labels or {}) or find_total_steps(self.params or {})
 
 
-class LimitedField(StrEnum):
-    """A field that a project can limit."""
-
-    MODE = "mode"
-    POLICY = "policy"
-    POPULATION = "population"
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What was requested, what is used instead, and the setting of the project that limits it."""
-
-    field: Annotated[LimitedField, doc("the requested field: mode, policy or population")]
-    requested: Annotated[str, doc("the requested value")]
-    used: Annotated[str, doc("the value used instead")]
-    setting: Annotated[str, doc("what forbids it: a setting of the project, or the group with its rule")]
-
-
 def apply_limits(project: Project, request: OpenRequest) -> OpenRequest:
     """The request without what the project does not allow."""
     allowed = request.policy is None or is_allowed(project, request.policy)
@@ -101,27 +81,32 @@ def apply_limits(project: Project, request: OpenRequest) -> OpenRequest:
     )
 
 
-def describe_limits(project: Project, request: OpenRequest, run: Run) -> list[Limit]:
-    """What the run did not get of its request."""
+def describe_limits(project: Project, request: OpenRequest, run: Run) -> list[str]:
+    """What the run did not get of its request, for people."""
     limits = []
     if request.mode is not None and not _is_mode_allowed(project, request.mode):
-        limits.append(Limit(LimitedField.MODE, request.mode, run.mode, "max_mode"))
+        limits.append(_describe_limit(f"mode {request.mode}", run.mode, "max_mode"))
     if request.policy is not None and not is_allowed(project, request.policy):
         policy = f"{run.policy_name}@{run.policy_version}"
-        limits.append(Limit(LimitedField.POLICY, request.policy, policy, "allowed_policies"))
+        limits.append(_describe_limit(f"policy {request.policy}", policy, "allowed_policies"))
     return limits
 
 
-def offer_rule(database: Database, author: Author, group: str, rule: GroupRule) -> list[Limit]:
-    """Give a group a rule unless it has one; returns what the trainer did not get of its own."""
+def _describe_limit(requested: str, used: str, setting: str) -> str:
+    return f"{requested} was requested, but the project allows {used}: a key with the scope admin can change {setting}"
+
+
+def offer_rule(database: Database, author: Author, group: str, rule: GroupRule) -> list[str]:
+    """Give a group a rule unless it has one; returns, for people, what the trainer did not get of its own."""
     with database.transaction() as tx:
         stands = group_rules.set_rule(tx, author, group, rule, may_change=False)
     if stands == rule:
         return []
-    if stands == structs.replace(rule, mode=stands.mode):
-        return [Limit(LimitedField.POPULATION, rule.mode, stands.mode, f"max_mode, or the rule of group {group}")]
-    requested, used = (json.encode(one).decode() for one in (rule, stands))
-    return [Limit(LimitedField.POPULATION, requested, used, f"the rule of group {group}")]
+    document = json.encode(stands).decode()
+    return [
+        f"the rule of the group {group} is {document}, not as requested: a key with the scope operate can change it, "
+        "up to the project's max_mode"
+    ]
 
 
 def _is_mode_allowed(project: Project, mode: Mode | None) -> bool:

@@ -15,7 +15,6 @@ from evalstop_service.domain.decision_lifecycle import Action
 from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.run import Recognition, RunAssessment, RunDescription, StepNote
 from evalstop_service.domain.statuses import OPEN, UNENDED
-from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import cases, decisions, mlflow, projects, run_details, runs
@@ -98,11 +97,6 @@ class RecognitionOut(Answer):
     """The origin of the roles of a run's metrics."""
 
 
-@answers(Limit)
-class LimitOut(Answer):
-    """A requested value that was not granted, and the project's setting that forbids it."""
-
-
 @answers(StepNote)
 class StepNoteOut(Answer):
     """A note of a person at a step; the run's chart shows it there."""
@@ -135,10 +129,8 @@ class RunOut(Answer):
         "only a part of the job; empty in lists",
     )
     actions: list[ActionOfPerson] = Field(description="what people may do now: veto, release, undo or stop")
-    limits: list[LimitOut] = Field(
-        [],
-        description="when it is opened: requested values that the project does not allow; a key with the scope admin "
-        "can allow them",
+    limits: list[str] = Field(
+        [], description="when it is opened: requested values that it did not get, and who can change that"
     )
 
 

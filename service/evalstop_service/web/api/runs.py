@@ -29,7 +29,6 @@ from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.run_views import (
-    LimitOut,
     OutcomesOut,
     RunOut,
     answer_trainer,
@@ -217,12 +216,10 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     response.status_code = 201 if created else 200
     with database.reading() as tx:
         project = projects.get_project(tx, caller.project_id)
-        found = describe_limits(project, request, run)
+        limits = describe_limits(project, request, run)
     if rule is not None and body.group:
-        found += offer_rule(database, caller.author(now), body.group, rule)
-    limits = [LimitOut.model_validate(limit) for limit in found]
-    view = answer_trainer(database, run, context, now)
-    return view.model_copy(update={"limits": limits})
+        limits += offer_rule(database, caller.author(now), body.group, rule)
+    return answer_trainer(database, run, context, now).model_copy(update={"limits": limits})
 
 
 @router.get("")

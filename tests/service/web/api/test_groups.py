@@ -38,8 +38,8 @@ def test_trainer_gives_its_group_a_rule_which_others_do_not_change(service: Serv
     trainer, operator = service.open_client(project, "ingest"), service.open_client(project, "operate", "read")
     assert open_member(trainer, "best", population=PBT)["limits"] == []
     (limit,) = open_member(trainer, "good", population=MEDIAN)["limits"]
-    assert (limit["field"], limit["setting"]) == ("population", "the rule of group sweep")
-    assert '"pbt"' in limit["used"]
+    assert limit.startswith("the rule of the group sweep is {")
+    assert '"pbt"' in limit
     assert "operate" in expect_problem(trainer.post("/groups/sweep", json=MEDIAN), 403)["detail"]
     assert expect_json(operator.get("/groups/sweep"), 200)["rule"]["kind"] == "pbt"
     changed = expect_json(operator.post("/groups/sweep", json=MEDIAN), 200)
@@ -55,8 +55,8 @@ def test_rule_is_no_wider_than_the_project_allows(service: Service) -> None:
     """Where the highest mode is shadow, a rule that enforces only records; the opened run says so."""
     client = service.open_client(service.create_project())
     expect_json(client.patch("/project", json={"max_mode": "shadow", "default_mode": "shadow"}), 200)
-    (limit,) = [item for item in open_member(client, "best", population=PBT)["limits"] if item["field"] == "population"]
-    assert (limit["requested"], limit["used"]) == ("enforce", "shadow")
+    limit = open_member(client, "best", population=PBT)["limits"][-1]
+    assert '"mode":"shadow"' in limit
     assert expect_json(client.get("/groups/sweep"), 200)["rule"]["mode"] == "shadow"
 
 
@@ -65,8 +65,8 @@ def test_only_an_admins_rule_enforces_where_stops_take_a_second_person(service: 
     project = service.create_project()
     admin, operator = service.open_client(project), service.open_client(project, "operate", "read")
     expect_json(admin.patch("/project", json={"second_person": True}), 200)
-    fields = [limit["field"] for limit in open_member(admin, "best", population=PBT)["limits"]]
-    assert fields == ["population"]
+    (limit,) = open_member(admin, "best", population=PBT)["limits"]
+    assert '"mode":"shadow"' in limit
     for client, fewest, mode in ((operator, 2, "shadow"), (admin, 2, "enforce"), (operator, 1, "shadow")):
         answer = client.post("/groups/sweep", json={**MEDIAN, "mode": "enforce", "fewest": fewest})
         assert expect_json(answer, 200)["rule"]["mode"] == mode

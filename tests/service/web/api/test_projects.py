@@ -23,7 +23,7 @@ def test_project_is_created_and_its_settings_changed(service: Service) -> None:
     assert expect_json(tenant.get("/project"), 200) == project
     expect_problem(tenant.patch("/project", json={"default_mode": "enforce"}), 409)
     run = expect_json(tenant.post("/runs", json={"name": "limited", "mode": "enforce"}), 201)
-    limit = {"field": "mode", "requested": "enforce", "used": "shadow", "setting": "max_mode"}
+    limit = "mode enforce was requested, but the project allows shadow: a key with the scope admin can change max_mode"
     assert (run["mode"], run["limits"]) == ("shadow", [limit])
     modes = {"default_mode": "enforce", "max_mode": "enforce"}
     assert expect_json(tenant.patch("/project", json=modes), 200) == project | modes
