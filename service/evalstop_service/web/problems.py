@@ -243,7 +243,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
     AddressRefused: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, f"url: {error}"),
-    InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, str(error)),
+    InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, f"the policy is not valid: {error}"),
     RequestValidationError: _invalid_request,
     sa.exc.DBAPIError: _explain_database_error,
     sa.exc.TimeoutError: _explain_database_error,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Query
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field, field_validator, model_validator
-from pydantic.config import JsonDict
+from pydantic import Field, field_validator
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_commands import Released, Undone, Vetoed
@@ -30,11 +30,6 @@ from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, 
 router = create_router("decisions", prefix=f"{API}/decisions")
 
 MAX_EXPECTED_SECONDS = 30 * 86_400.0
-
-_WITH_ACKNOWLEDGED: JsonDict = {
-    "if": {"properties": {"expected_seconds": {"type": "number"}}, "required": ["expected_seconds"]},
-    "then": {"properties": {"state": {"const": "acknowledged"}}},
-}
 
 
 class ReportIn(Body):
@@ -59,21 +54,15 @@ class ReportIn(Body):
         ge=0,
         le=MAX_EXPECTED_SECONDS,
         allow_inf_nan=False,
-        description="with `acknowledged`: extra time beyond the project's `confirm_seconds`",
+        description="with `acknowledged`: extra time beyond the project's `confirm_seconds`; else it means nothing",
     )
-
-    model_config = ConfigDict(json_schema_extra=_WITH_ACKNOWLEDGED)
-
-    @model_validator(mode="after")
-    def check_expected_seconds(self) -> ReportIn:
-        if self.expected_seconds is not None and self.state != "acknowledged":
-            raise ValueError(f"expected_seconds is allowed with acknowledged only, not with {self.state}")
-        return self
 
     @field_validator("details")
     @classmethod
     def check_details(cls, details: dict[str, Any]) -> dict[str, Any]:
-        _check_details(details, depth=8)
+        check_text(text := json.dumps(details, ensure_ascii=False, allow_nan=False))
+        if "\\u0000" in text:  # PostgreSQL stores none
+            raise ValueError("it must not contain the character NUL")
         return details
 
 
@@ -172,20 +161,3 @@ def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> Decis
 def _read_view(database: Database, decision: Decision) -> DecisionOut:
     with database.reading() as tx:
         return view_decision(tx, decision)
-
-
-def _check_details(value: Any, depth: int) -> None:
-    if depth == 0:
-        raise ValueError("at most 8 levels of nesting")
-    match value:
-        case dict():
-            for key, item in value.items():
-                _check_details(key, depth - 1)
-                _check_details(item, depth - 1)
-        case list():
-            for item in value:
-                _check_details(item, depth - 1)
-        case str():
-            check_text(value)
-        case float() if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError("send NaN and the infinities as strings")

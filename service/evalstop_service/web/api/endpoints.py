@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Query
@@ -23,7 +23,7 @@ from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Ite
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
-from evalstop_service.webhooks.channels import Format, render_body
+from evalstop_service.webhooks.channels import Format
 from evalstop_service.webhooks.endpoints import (
     MAX_URL_CHARACTERS,
     check_event_type,
@@ -32,7 +32,6 @@ from evalstop_service.webhooks.endpoints import (
     choose_preset,
 )
 from evalstop_service.webhooks.events import build_schema
-from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.resend import TestResult, send_test_event
 
 router = create_router("webhooks")
@@ -206,21 +205,6 @@ class DeliveryOut(Answer):
     log: list[AttemptOut] = Field(description="every attempt, oldest first")
 
 
-class RequestOut(Answer):
-    """The request. Each attempt adds `webhook-timestamp` and `webhook-signature`, which are not stored."""
-
-    method: Literal["POST"] = Field("POST", description="HTTP method")
-    url: str = Field(description="where it goes")
-    headers: dict[str, str] = Field(description="headers that are the same in each attempt")
-    body: str = Field(description="JSON in the format of the endpoint")
-
-
-class DeliveryDetail(DeliveryOut):
-    """A delivery with its request."""
-
-    request: RequestOut = Field(description="what an attempt sends")
-
-
 class DeliveryQuery(CreatedQuery):
     """Which deliveries to list, and which page."""
 
@@ -239,18 +223,10 @@ def list_deliveries(caller: Read, database: Db, query: Annotated[DeliveryQuery, 
 
 
 @router.get("/deliveries/{delivery_id}")
-def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
-    """A delivery with its request and every attempt."""
+def get_delivery(delivery_id: DeliveryId, caller: Read, database: Db) -> DeliveryOut:
+    """A delivery with every attempt."""
     with database.reading() as tx:
-        delivery = outbox.load_delivery(tx, caller.project_id, delivery_id)
-        content = outbox.get_content(tx, delivery)
-        document = view_delivery(tx, delivery)
-    request = RequestOut(
-        url=delivery.url,
-        headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
-        body=render_body(content.format, add_url(content.body, context.public_url, delivery.run_id)),
-    )
-    return DeliveryDetail.model_validate(vars(document) | {"request": request})
+        return view_delivery(tx, outbox.load_delivery(tx, caller.project_id, delivery_id))
 
 
 @router.post("/deliveries/{delivery_id}/replay", status_code=201)

@@ -1,4 +1,4 @@
-"""Routes of API keys and of sessions: who may use the API, and who is signed in to the project's dashboard."""
+"""Routes of API keys: who may use the API."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from evalstop_service.domain.fields import Body, Name, Rule
 from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
-from evalstop_service.store.keys import Key, KeyLimits, Session
+from evalstop_service.store.keys import Key, KeyLimits
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import ListQuery
-from evalstop_service.web.api.schemas import Answer, Items, Page, Scope, Time, answers
+from evalstop_service.web.api.schemas import Answer, Page, Scope, Time, answers
 from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
@@ -86,28 +86,3 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 def revoke_key(key_id: KeyId, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
     """Revoke a key."""
     api_keys.revoke_key(database, key_cache, caller.author(now), key_id)
-
-
-@answers(Session)
-class SessionOut(Answer):
-    """A person, or key, that is signed in to the dashboard."""
-
-    name: str = Field(description="name of the person or key", examples=["dana@example.com"])
-
-
-@router.get("/sessions")
-def list_sessions(caller: Admin, database: Db, now: Now) -> Items[SessionOut]:
-    """All sessions with access to the project, oldest first."""
-    with database.reading() as tx:
-        return Items[SessionOut].model_validate({"items": api_keys.list_sessions(tx, caller.project_id, now)})
-
-
-@router.delete("/sessions/{session_id}", status_code=204)
-def end_session(
-    session_id: Annotated[UUID, Path(description="`id` of the session, as listed")],
-    caller: Admin,
-    database: Db,
-    now: Now,
-) -> None:
-    """End a session, in all projects that it can access."""
-    api_keys.end_session(database, caller.author(now), session_id)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, cast
 
 from evalstop_detectors import ROLES, MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import MOST_EVALS
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic.config import JsonDict
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from evalstop_service.domain.fields import Body, Name, Plain
 from evalstop_service.domain.run import MetricFields
@@ -42,19 +41,8 @@ def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
     return metrics
 
 
-_WEIGHED: JsonDict = {"properties": {"weight": {"type": "number"}}, "required": ["weight"]}
-_CRITICAL: JsonDict = {"properties": {"critical": {"const": True}}, "required": ["critical"]}
-_REQUIRED: JsonDict = {"properties": {"required": {"const": True}}, "required": ["required"]}
-_OF_EVALS: JsonDict = {
-    "if": {"anyOf": [_WEIGHED, _CRITICAL, _REQUIRED]},
-    "then": {"properties": {"role": {"const": "eval"}}},
-}
-
-
 class WeighedRole(Body):
     """The role of a metric, and the weight of an eval among several."""
-
-    model_config = ConfigDict(json_schema_extra=_OF_EVALS)
 
     role: RoleName = Field(
         description="eval: what people care about, and what decides; proxy: what training maximizes in its place; kl: "
@@ -88,16 +76,9 @@ EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
 
 Roles = Annotated[dict[Name, WeighedRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
 
-_WITH_EVAL: JsonDict = {
-    "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
-    "then": {"properties": {"role": {"const": "eval"}}},
-}
-
 
 class DeclaredRole(WeighedRole):
     """The role of a metric, and the version of an eval."""
-
-    model_config = ConfigDict(json_schema_extra={"allOf": [_OF_EVALS, _WITH_EVAL]})
 
     version: EvalVersion | None = Field(
         None,

@@ -12,9 +12,8 @@ from pydantic import Field
 from evalstop_service.decisions import commands, group_rules, notices, second_person
 from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
-from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall, EvalSegment
+from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall
 from evalstop_service.errors import Invalid
-from evalstop_service.evaluation import change_point
 from evalstop_service.ingest import EvalChanged, Exploited, Message, Resumed, list_calls
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits, offer_rule
@@ -164,18 +163,6 @@ _SAME_FIELDS = ("labels", "policy", "mode", "total_steps", "params", "eval_share
 @answers(DetectorCall)
 class CallOut(Answer):
     """A detector's evidence now, and its first call for a stop."""
-
-
-@answers(EvalSegment)
-class EvalSegmentOut(Answer):
-    """A stretch of the eval in hindsight: a rise, a plateau or a fall."""
-
-
-class SegmentsOut(Answer):
-    """The segments of a run's eval."""
-
-    available: bool = Field(description="false: ruptures, which finds them, is not installed")
-    items: list[EvalSegmentOut] = Field(description="by step; none of fewer than 6 evals, or of equal ones")
 
 
 class CallsOut(Answer):
@@ -373,11 +360,3 @@ def list_run_calls(run_id: RunId, caller: Read, database: Db) -> CallsOut:
     with database.reading() as tx:
         run = runs.load_run(tx, caller.project_id, run_id)
         return CallsOut(attempt=run.attempt, items=[CallOut.model_validate(item) for item in list_calls(tx, run)])
-
-
-@router.get("/{run_id}/segments")
-def list_run_segments(run_id: RunId, caller: Read, database: Db) -> SegmentsOut:
-    """The rises, plateaus and falls of the run's eval in hindsight, first to last; they stop nothing."""
-    with database.reading() as tx:
-        segments = change_point.load_segments(tx, runs.load_run(tx, caller.project_id, run_id))
-    return SegmentsOut.model_validate({"available": change_point.AVAILABLE, "items": segments})

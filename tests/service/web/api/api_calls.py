@@ -42,7 +42,6 @@ def create_resources(admin: httpx.Client) -> Resources:
     ids["project_id"] = expect_json(admin.get("/project"), 200)["id"]
     ids["key_id"] = expect_json(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
     sign_in(admin)
-    ids["session_id"] = expect_json(admin.get("/sessions"), 200)["items"][0]["id"]
     ids["run_id"] = expect_json(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
     expect_json(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
     noted = admin.post(f"/runs/{ids['run_id']}/notes", json={"step": 1, "text": "a new grader"})

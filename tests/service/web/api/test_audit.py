@@ -25,7 +25,6 @@ ACTIONS = {
     ("POST", "/projects/{project_id}/keys"): "key.created",
     ("PUT", "/projects/{project_id}/quotas"): "project.quotas_set",
     ("DELETE", "/keys/{key_id}"): "key.revoked",
-    ("DELETE", "/sessions/{session_id}"): "session.ended",
     ("POST", "/decisions/{decision_id}/report"): "decision.reported",
     ("POST", "/policies"): "policy.created",
     ("PUT", "/policies/{name}/rollout-stage"): "rollout_stage.set",

@@ -25,8 +25,8 @@ def deliver_all(service: Service, admin: httpx.Client) -> None:
     asyncio.run(deliver_until(none_waits, service.database))
 
 
-def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: httpx.Client) -> None:
-    """The request is shown without a signature, and each attempt with its URL, status and response."""
+def test_delivery_shows_its_attempts(service: Service, admin: httpx.Client) -> None:
+    """Each attempt is shown with its URL, status and response, and nothing of the secret."""
     with FakeEndpoint(lambda _request, number: Reply(503 if number == 0 else 200, body=b"thanks")) as fake:
         types = ["run.stop_requested"]
         secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
@@ -38,9 +38,6 @@ def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: ht
         (503, fake.url, "thanks"),
         (200, fake.url, "thanks"),
     ]
-    assert delivery["request"]["body"].encode() == fake.received[0].body
-    assert delivery["request"]["headers"]["webhook-id"] == fake.webhook_ids()[0]
-    assert "webhook-signature" not in delivery["request"]["headers"]
     assert secret not in json.dumps(delivery)
 
 
