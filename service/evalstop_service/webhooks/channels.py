@@ -1,8 +1,8 @@
 """The formats in which endpoints receive events, and the URLs of e-mail endpoints. Pure.
 
-Slack's incoming webhooks get a short text, and blocks with details. Source:
+Slack's incoming webhooks get a text of several lines. Source:
 https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks and its page on formatting text: `&`, `<` and
-`>` are escaped in untrusted text, and a section holds at most 3,000 characters.
+`>` are escaped in untrusted text.
 
 Microsoft Teams' workflows and incoming webhooks get an Adaptive Card. Source: the reference of Adaptive Cards, version
 1.4. Text runs (`TextRun`) do not render Markdown, so untrusted text is shown unchanged.
@@ -68,22 +68,12 @@ def _render_slack(body: str, act_url: str | None = None) -> str:
     """Render an event, given in the standard format, as a Slack message; both are JSON."""
     message = read_message(body, act_url)
     name = f"*{_escape(message.name)}*" if message.name else ""
-    text = f"{message.before}{name}{message.after}"
-    blocks = [_build_section(text)]
-    blocks += [_build_section(f"*{title}*: {_escape(detail)}") for title, detail in message.details]
-    if message.act_url:
-        blocks.append(_build_section(f"<{message.act_url}|{ACT}>"))
-    context = [*map(_escape, message.context), *([f"<{message.url}|Open in EvalStop>"] if message.url else [])]
-    blocks.append({"type": "context", "elements": [_build_text(" · ".join(context))]})
-    return msgspec.json.encode({"text": text, "blocks": blocks}).decode()
-
-
-def _build_section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": _build_text(text)}
-
-
-def _build_text(text: str) -> dict[str, str]:
-    return {"type": "mrkdwn", "text": text}
+    lines = [f"{message.before}{name}{message.after}"]
+    lines += [f"*{title}*: {_escape(detail)}" for title, detail in message.details]
+    lines += [f"<{message.act_url}|{ACT}>"] if message.act_url else []
+    link = [f"<{message.url}|Open in EvalStop>"] if message.url else []
+    lines.append(" · ".join([*map(_escape, message.context), *link]))
+    return msgspec.json.encode({"text": "\n".join(lines)}).decode()
 
 
 def _escape(text: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 
 from evalstop_service.store.queue.attempts import Dead, Delivered, Result, Retry
 
@@ -14,9 +13,6 @@ GONE = 410
 REJECTIONS = frozenset({400, 413, 415, 422, 550, 551, 552, 553, 554})
 """The endpoint has read the event and will always reject it; from 550 on, a mail server rejects the address or the
 message. Other errors may be temporary: a deployment, a firewall."""
-
-MAX_PULL_RETRY_SECONDS = 60.0
-"""The longest pause before an event that a receiver fetched but could not handle is offered again."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,6 @@ class Answer:
 
     status_code: int | None
     error: str | None
-    retry_after: str | None
     duration_ms: float
     excerpt: str | None = None
 
@@ -57,8 +52,12 @@ class Backoff:
         return full * (0.5 + 0.5 * chance)
 
 
+PULL_BACKOFF = Backoff(cap_seconds=60.0, max_attempts=1500)
+"""For events that a receiver fetched but could not handle: it is there, so that they are offered again sooner."""
+
+
 def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
-    """The result of attempt number `attempts`. `Retry-After` lengthens the wait, up to the cap."""
+    """The result of attempt number `attempts`."""
     code = answer.status_code
     if answer.is_accepted:
         return Delivered()
@@ -71,32 +70,4 @@ def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, ba
         return Dead(error)
     if attempts >= backoff.max_attempts:
         return Dead(f"{error}; given up after {attempts} {'attempt' if attempts == 1 else 'attempts'}")
-    wait = backoff.seconds(attempts, chance)
-    requested_seconds = _retry_after_seconds(answer.retry_after, now)
-    if requested_seconds is not None:
-        wait = max(wait, min(requested_seconds, backoff.cap_seconds))
-    return Retry(now + timedelta(seconds=wait), error)
-
-
-def judge_pull_status(status: int, error: str, attempt: int, now: datetime) -> Result:
-    """The result of an event that a receiver fetched, from the status it reports; pauses double up to a minute."""
-    text = f"HTTP {status}: {error}" if error else f"HTTP {status}"
-    if status < 300:
-        return Delivered()
-    if status == GONE or status in REJECTIONS:
-        return Dead(text, gone=status == GONE)
-    return Retry(now + timedelta(seconds=min(2.0 ** min(attempt, 10), MAX_PULL_RETRY_SECONDS)), text)
-
-
-def _retry_after_seconds(value: str | None, now: datetime) -> float | None:
-    """`Retry-After` as seconds from now (RFC 9110, 10.2.3: a number or a date); None when it is neither."""
-    if value is None:
-        return None
-    text = value.strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:12])
-    try:
-        moment = parsedate_to_datetime(text)
-        return (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds()
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+    return Retry(now + timedelta(seconds=backoff.seconds(attempts, chance)), error)

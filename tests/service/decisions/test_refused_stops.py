@@ -47,7 +47,7 @@ def check_deadlines(project: ProjectFixture, run: Run) -> DecisionState:
 
 def test_stop_too_large_for_its_receivers_fails(project: ProjectFixture, run: Run) -> None:
     """If every receiver answers 413, the stop fails and sends `run.stop_failed` before its deadline."""
-    too_large = Answer(413, None, None, 1.0)
+    too_large = Answer(413, None, 1.0)
     answer_stop(project, too_large, too_large)
     assert check_deadlines(project, run) == DecisionState.FAILED
     (event,) = project.load_events(run, "run.stop_failed")
@@ -60,7 +60,7 @@ def test_stop_too_large_for_its_receivers_fails(project: ProjectFixture, run: Ru
 @pytest.mark.parametrize("other", [204, 503], ids=["accepted", "unavailable"])
 def test_stop_refused_by_one_receiver_stays_requested(project: ProjectFixture, run: Run, other: int) -> None:
     """While another receiver accepted the stop, or may accept it yet, one refusal fails nothing."""
-    answer_stop(project, Answer(413, None, None, 1.0), Answer(other, None, None, 1.0))
+    answer_stop(project, Answer(413, None, 1.0), Answer(other, None, 1.0))
     assert check_deadlines(project, run) == DecisionState.REQUESTED
 
 
@@ -71,6 +71,6 @@ def test_deadline_job_finds_refused_stops(project: ProjectFixture, run: Run) -> 
     job = deadlines.create_job(project.database, lambda: NOW)
     job.do(lambda _seconds: False)
     assert project.load_decision(run).state == DecisionState.ESCALATED
-    answer_stop(project, *[Answer(413, None, None, 1.0)] * 2)
+    answer_stop(project, *[Answer(413, None, 1.0)] * 2)
     job.do(lambda _seconds: False)
     assert project.load_decision(run).state == DecisionState.FAILED

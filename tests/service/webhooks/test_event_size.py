@@ -28,7 +28,7 @@ REPORTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_report_of_any_size_fits_into_an_event(report: str) -> None:
-    """The report is shortened or left out; the ids of project, run and decision stay, and channels can render it."""
+    """The report is left out; the ids of project, run and decision stay, and channels can render it."""
     example = DECLARATIONS[EventType.STOPPED].example
     labels = {f"label {number}": "y" * 45 for number in range(500)}
     run = msgspec.structs.replace(example.run, labels=labels)  # type: ignore[union-attr]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 from evalstop_service.store.queue.attempts import Dead, Delivered, Retry
@@ -21,8 +20,8 @@ backoffs = st.builds(
 )
 
 
-def build_answer(code: int | None, retry_after: str | None = None) -> Answer:
-    return Answer(code, None, retry_after, 1.0)
+def build_answer(code: int | None) -> Answer:
+    return Answer(code, None, 1.0)
 
 
 @given(backoff=backoffs, attempts=st.integers(1, 10_000), chance=chances)
@@ -83,33 +82,3 @@ def test_other_answers_are_retried(code: int | None, chance: float, backoff: Bac
         result = judge_answer(build_answer(code), backoff.max_attempts - 1, NOW, chance, backoff)
         assert isinstance(result, Retry)
         assert NOW < result.due_at <= NOW + timedelta(seconds=backoff.cap_seconds)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("30", 30),
-        (" 30 ", 30),
-        (format_datetime(NOW + timedelta(seconds=30), usegmt=True), 30),
-        ("0", 1),
-        ("-30", 1),
-        ("soon", 1),
-        ("", 1),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 1),
-        ("9" * 5000, 900),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", 900),
-    ],
-)
-def test_retry_after_extends_the_delay(value: str, seconds: float) -> None:
-    """`Retry-After`, a number or a date, extends the delay up to the cap; invalid and past values change nothing."""
-    result = judge_answer(build_answer(503, value), 1, NOW, 0.9999999, Backoff(first_seconds=1, cap_seconds=900))
-    assert isinstance(result, Retry)
-    assert (result.due_at - NOW).total_seconds() == pytest.approx(seconds)
-
-
-@given(value=st.text(), code=st.sampled_from([429, 503]))
-def test_any_retry_after_is_handled(value: str, code: int) -> None:
-    """No value of `Retry-After` raises an error or exceeds the cap."""
-    result = judge_answer(build_answer(code, value), 1, NOW, 0, Backoff())
-    assert isinstance(result, Retry)
-    assert NOW < result.due_at <= NOW + timedelta(seconds=Backoff().cap_seconds)

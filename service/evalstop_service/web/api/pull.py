@@ -25,9 +25,8 @@ from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, R
 from evalstop_service.web.limits import hold_place, in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
-from evalstop_service.webhooks import endpoints
+from evalstop_service.webhooks import endpoints, retry
 from evalstop_service.webhooks.links import add_url
-from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
 
 router = create_router("webhooks", prefix=f"{API}/pull/endpoints")
@@ -137,7 +136,8 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
     with database.transaction() as tx:
         endpoint = load_pull_endpoint(tx, caller.project_id, endpoint_id)
         at = read_now(tx, lambda: now)
-        result = judge_pull_status(body.status, body.error, body.attempt, at)
+        error = f"HTTP {body.status}: {body.error}" if body.status >= 300 and body.error else None
+        result = retry.judge_answer(retry.Answer(body.status, error, 0.0), body.attempt, at, 1.0, retry.PULL_BACKOFF)
         settled = leases.settle_pulled(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
         if settled:
             details = {"status": body.status, "endpoint": str(endpoint_id)}

@@ -58,7 +58,7 @@ class Mailer:
         started = time.perf_counter()
 
         def answer(code: int | None, error: str | None, excerpt: str | None = None) -> Answer:
-            return Answer(code, error, None, (time.perf_counter() - started) * 1000, excerpt)
+            return Answer(code, error, (time.perf_counter() - started) * 1000, excerpt)
 
         if self._settings is None:
             return answer(None, "not sent: EVALSTOP_SMTP_HOST is not set")

@@ -180,7 +180,7 @@ class Sender:
         except _FAILURES as failure:
             error = _to_printable(f"{type(failure).__name__}: {failure}")
         duration_ms = (time.perf_counter() - started) * 1000
-        return replace(answer, duration_ms=duration_ms) if answer else Answer(None, error, None, duration_ms)
+        return replace(answer, duration_ms=duration_ms) if answer else Answer(None, error, duration_ms)
 
     async def _post(self, url: httpx2.URL, headers: dict[str, str], body: bytes) -> Answer:
         assert self._pool is not None, "the sender is used as a context manager"
@@ -201,11 +201,11 @@ class Sender:
             text = await _read_excerpt(response, deadline)
             if 200 <= response.status < 300 and (text or "").lower().startswith(("<!doctype html", "<html")):
                 error = f"HTTP {response.status}, but a web page: a proxy asks for a sign-in, or the URL is a site's"
-                return Answer(response.status, error, None, 0.0, text)
+                return Answer(response.status, error, 0.0, text)
             if 200 <= response.status < 300:
-                return Answer(response.status, None, None, 0.0, text)
+                return Answer(response.status, None, 0.0, text)
             error = f"HTTP {response.status}: {text[:ERROR_SIGNS]}" if text else f"HTTP {response.status}"
-            return Answer(response.status, error, _find_retry_after(response.headers), 0.0, text)
+            return Answer(response.status, error, 0.0, text)
 
 
 async def _read_excerpt(response: httpcore2.Response, deadline: float) -> str | None:
@@ -223,10 +223,6 @@ async def _read_excerpt(response: httpcore2.Response, deadline: float) -> str | 
     except (TimeoutError, httpcore2.ProtocolError, httpcore2.NetworkError):
         pass
     return _to_printable(read.decode(errors="replace"), BODY_LIMIT_BYTES) if read else None
-
-
-def _find_retry_after(headers: list[tuple[bytes, bytes]]) -> str | None:
-    return next((value.decode("latin-1") for name, value in headers if name.lower() == b"retry-after"), None)
 
 
 def _to_printable(text: str, most: int = ERROR_SIGNS) -> str:

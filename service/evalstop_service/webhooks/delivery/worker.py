@@ -266,7 +266,7 @@ class DeliveryWorker:
         try:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
-            return Answer(None, f"not sent: {error}", None, 0.0)
+            return Answer(None, f"not sent: {error}", 0.0)
         return await self._sender.send(claimed.url, headers, body, event)
 
     def _now(self) -> datetime:

@@ -106,7 +106,8 @@ def test_settled_status_is_handled_like_a_webhook_response(client: httpx.Client,
     (event,) = claim(client, endpoint["id"])
     assert settle(client, endpoint["id"], event, status, "out of order")
     delivery = find_delivery(client, endpoint["id"])
-    assert (delivery["state"], delivery["last_error"]) == (state, f"HTTP {status}: out of order")
+    assert delivery["state"] == state
+    assert delivery["last_error"].startswith(f"HTTP {status}: out of order")
     assert claim(client, endpoint["id"]) == []
     (listed_endpoint,) = client.get("/endpoints").json()["items"]
     assert listed_endpoint["enabled"] is (status != 410)
