@@ -15,8 +15,18 @@ from typing import Any, Literal, Self, Unpack
 from evalstop_client import observations
 from evalstop_client.config import LONGEST_VALUE, fit_line, replace_controls
 from evalstop_client.eval_request import EvalRequest
-from evalstop_client.latest_answer import EXPLOIT_DECISION, Decision, Exploit, LatestAnswer, Verdict, describe_run
+from evalstop_client.latest_answer import (
+    EXPLOIT_DECISION,
+    Decision,
+    Exploit,
+    Verdict,
+    describe_run,
+    find_decision,
+    find_verdict,
+    name_policy,
+)
 from evalstop_client.observations import LoggedValues
+from evalstop_client.service import Json
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, RunArguments, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
 from evalstop_client.spool.run_log import WarningLog
@@ -95,28 +105,28 @@ class Run:
     @property
     def name(self) -> str:
         """The run's name at the service; until it has answered, the requested name."""
-        return self._latest_answer.name or str(self._settings.opening["name"])
+        return str(self._latest_answer.get("name") or self._settings.opening["name"])
 
     @property
     def id(self) -> str | None:
         """The run's id; None until the service has answered."""
-        return self._latest_answer.run_id
+        return self._latest_answer.get("id")
 
     @property
     def url(self) -> str | None:
         """The page of the run; None until the service has answered."""
-        return self._latest_answer.url
+        return self._latest_answer.get("url")
 
     @property
     def mode(self) -> str | None:
         """Whether the service may stop the run (`enforce`) or only records stops (`shadow`); None until it has
         answered."""
-        return self._latest_answer.mode
+        return self._latest_answer.get("mode")
 
     @property
     def policy(self) -> str | None:
         """The policy that judges the run, as `default@1`; None until the service has answered."""
-        return self._latest_answer.policy
+        return name_policy(self._latest_answer)
 
     @property
     def should_stop(self) -> bool:
@@ -125,11 +135,12 @@ class Run:
         If the run finishes as completed after this was read as true, the decision is recorded as obeyed.
         """
         latest = self._latest_answer
-        decision = latest.decision if latest.should_stop else None
+        should_stop = bool(latest.get("should_stop"))
+        decision = find_decision(latest) if should_stop else None
         self._obeyed = decision.id if decision is not None else None
         if decision is not None:
             self._pass_once(decision.id, decision, self._on_stop, "on_stop")
-        return latest.should_stop
+        return should_stop
 
     @property
     def exploit(self) -> Exploit | None:
@@ -143,7 +154,7 @@ class Run:
     @property
     def verdict(self) -> Verdict | None:
         """The service's latest verdict; None until it has answered."""
-        return self._latest_answer.verdict
+        return find_verdict(self._latest_answer)
 
     @property
     def decision(self) -> Decision | None:
@@ -151,23 +162,12 @@ class Run:
 
         The run stops once `should_stop` is true. Until then this says why not.
         """
-        return self._latest_answer.decision
+        return find_decision(self._latest_answer)
 
     @property
     def best_checkpoint(self) -> Mapping[str, Any] | None:
         """The checkpoint to ship (`step`, `uri`, `score`, `chosen_by`), as of the service's latest answer."""
-        return self._latest_answer.best_checkpoint
-
-    @property
-    def guessed(self) -> tuple[str, ...]:
-        """Metrics whose role or direction the service guessed: they cannot stop the run until they are confirmed."""
-        return self._latest_answer.guessed
-
-    @property
-    def length_known(self) -> bool | None:
-        """Whether the service knows the run's planned length, without which it decides later; None until it has
-        answered. `total_steps` sets it; a run that exceeds it counts as one of unknown length."""
-        return self._latest_answer.length_known
+        return self._latest_answer.get("best_checkpoint")
 
     @property
     def dropped(self) -> int:
@@ -251,7 +251,7 @@ class Run:
                 prompts = draw_prompts(request.multiplier * usual, seed=request.seed)
                 request.answer(best=score(load(request.best_uri), prompts), current=score(model, prompts))
         """
-        fields = self._latest_answer.eval_request
+        fields = self._latest_answer.get("eval_request")
         request = EvalRequest.from_json(fields, self._answer_request) if fields is not None else None
         if request is not None and request.id not in self._answered_requests:
             yield request
@@ -292,11 +292,9 @@ class Run:
     @property
     def description(self) -> str:
         """The run as one line: name, mode, policy, verdict and page, as far as the service has answered."""
-        return (
-            describe_run(self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
-            if self.is_reported
-            else f"{self.name}: not reported"
-        )
+        if not self.is_reported:
+            return f"{self.name}: not reported"
+        return describe_run(self._latest_answer | {"name": self.name}, self.verdict, self.decision)
 
     def __repr__(self) -> str:
         return f"<Run {self.description}>"
@@ -318,15 +316,15 @@ class Run:
         return True
 
     @property
-    def _latest_answer(self) -> LatestAnswer:
-        return self._reporter.latest_answer if self._reporter is not None else _NO_ANSWER
+    def _latest_answer(self) -> Json:
+        return self._reporter.latest_answer if self._reporter is not None else {}
 
     def _answer_request(self, request_id: str, answer: Mapping[str, Any]) -> None:
         self._answered_requests.add(request_id)
         self._put_entry(Entry(f"eval-requests/{request_id}/answer", answer))
 
     def _find_exploit(self) -> Exploit | None:
-        exploit = Exploit.from_json(self._latest_answer.exploit or {}, self._confirm_exploit)
+        exploit = Exploit.from_json(self._latest_answer.get("exploit") or {}, self._confirm_exploit)
         is_open = exploit is not None and exploit.decision_id not in self._settled_exploits
         return exploit if is_open and not self._finished else None
 
@@ -365,7 +363,6 @@ class Run:
             self._reporter.after_fork_in_child()
 
 
-_NO_ANSWER = LatestAnswer()
 _open_runs: set[Run] = set()  # keeps a reference until the run is closed, so that exit can flush it
 
 

@@ -211,5 +211,4 @@ class RunRecord(Record):
         return RunRecord(self._connection.post(f"/runs/{self.id}/stop", {"reason": reason}), self._connection)
 
     def __repr__(self) -> str:
-        policy = pick_columns(self.document, "policy")["policy"]
-        return f"<RunRecord {describe_run(self.name, self.mode, policy, self.verdict, self.decision, self.url)}>"
+        return f"<RunRecord {describe_run(self.document, self.verdict, self.decision)}>"

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from evalstop_client.latest_answer import LatestAnswer
 from evalstop_client.observations import LoggedValues
-from evalstop_client.service import Service
+from evalstop_client.service import Json, Service
 from evalstop_client.settings import Settings
 from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Entry, merge_observations
@@ -120,7 +119,7 @@ class Reporter:
         self._build()
 
     @property
-    def latest_answer(self) -> LatestAnswer:
+    def latest_answer(self) -> Json:
         return self._sender.latest_answer
 
     def start(self) -> None:

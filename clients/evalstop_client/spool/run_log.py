@@ -6,10 +6,9 @@ import difflib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
-from evalstop_client.latest_answer import LatestAnswer
+from evalstop_client.latest_answer import find_decision, name_policy
+from evalstop_client.service import Json
 
 logger = logging.getLogger("evalstop_client")
 
@@ -76,72 +75,72 @@ ANSWERS_WITHOUT_EVAL = 20
 """After this many answers without an eval, the eval may be among the unwatched metrics; before, it is rarely due."""
 
 
-def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: WarningLog) -> None:
+def describe_opening(body: Json, warnings: WarningLog) -> None:
     """Log once how an opened run is watched, and which requested values it did not get."""
-    logger.info("evalstop: %s: %s, policy %s, %s", latest.name, latest.mode, latest.policy, latest.url)
-    limits = body.get("limits")
-    for limit in limits if isinstance(limits, list) else []:
+    logger.info("evalstop: %s: %s, policy %s, %s", body["name"], body["mode"], name_policy(body), body["url"])
+    for limit in body["limits"]:
         warnings.warn_once(f"limit {limit}", "%s", limit)
 
 
-def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:
+def describe_change(before: Json, after: Json) -> None:
     """Log when a decision is made and when its state changes: as a warning if it ends the run or waits for somebody."""
-    decision = after.decision
-    if decision is not None and (before.decision is None or before.decision.state != decision.state):
-        ends = after.should_stop and not before.should_stop
+    earlier, decision = find_decision(before), find_decision(after)
+    if decision is not None and (earlier is None or earlier.state != decision.state):
+        ends = bool(after.get("should_stop")) and not before.get("should_stop")
         level = logging.WARNING if ends or decision.state == "on_hold" else logging.INFO
-        best = after.best_checkpoint if ends else None
-        told = f"; best checkpoint: {best.get('uri')}" if isinstance(best, Mapping) else ""
+        best = after.get("best_checkpoint") if ends else None
+        told = f"; best checkpoint: {best['uri']}" if best else ""
         # At the end of a veto window the decision's reason is the window.
-        why = after.verdict.reason if ends and after.verdict and after.verdict.verdict == "stop" else decision.reason
+        why = after["verdict"]["reason"] if ends and after["verdict"]["verdict"] == "stop" else decision.reason
         text = "evalstop: %s: the stop is %s: %s; %s%s"
-        logger.log(level, text, after.name, decision.state, why, after.url, told)
+        logger.log(level, text, after["name"], decision.state, why, after["url"], told)
 
-    if (exploit := after.exploit) is not None and exploit != before.exploit:
+    if (exploit := after.get("exploit")) and exploit != before.get("exploit"):
         source = exploit.get("source_step"), exploit.get("source_name")
-        logger.warning("evalstop: %s: is to continue from step %s of %s; %s", after.name, *source, after.url)
+        logger.warning("evalstop: %s: is to continue from step %s of %s; %s", after["name"], *source, after["url"])
 
 
-def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: bool) -> None:
+def warn_of_metrics(latest: Json, warnings: WarningLog, *, declared: bool) -> None:
     """Warn about metrics that cannot stop the run: guessed roles, names that look mistyped, no roles at all."""
-    if guessed := latest.guessed:
+    missing, unwatched = latest.get("missing") or {}, latest.get("unwatched") or []
+    if guessed := latest.get("guessed"):
         names = ", ".join(guessed)
         warnings.warn_once(
             f"guessed {names}",
             "role and direction of %s guessed: confirm them on the run's page, or set Run(metrics=...), to let it stop",
             names,
         )
-    for name in latest.unwatched if latest.missing else ():
-        for metric in difflib.get_close_matches(name, latest.missing, n=1, cutoff=MISTYPED):
+    for name in unwatched if missing else ():
+        for metric in difflib.get_close_matches(name, missing, n=1, cutoff=MISTYPED):
             warnings.warn_once(
                 f"mistyped {name}",
                 "%r is not declared; %r (%s) has no value yet. Did you mean %r?",
                 name,
                 metric,
-                latest.missing[metric],
+                missing[metric],
                 metric,
             )
-    if latest.unwatched and not declared and set(latest.missing) == DEFAULT_ROLES:
+    if unwatched and not declared and set(missing) == DEFAULT_ROLES:
         warnings.warn_once(
             "nothing watched",
             "none of %s is watched: declare their roles with Run(metrics=...), or let the service recognize them with "
             'metrics="auto"',
-            ", ".join(latest.unwatched),
+            ", ".join(unwatched),
         )
-    if latest.unwatched and not latest.missing:
+    if unwatched and not missing:
         warnings.warn_late(
             ANSWERS_WITHOUT_EVAL,
             "no eval recognized",
             "no eval has come yet, without which nothing is stopped: none of %s is known as one; if one of them is, "
             'declare it, by evalstop.init(eval=NAME) or metrics={NAME: {"role": "eval"}}',
-            ", ".join(latest.unwatched),
+            ", ".join(unwatched),
         )
 
 
-def warn_of_end(body: Mapping[str, Any], warnings: WarningLog) -> None:
+def warn_of_end(body: Json, warnings: WarningLog) -> None:
     """Warn that a run ended without an eval, or long before its plan: the service could decide nothing, or late."""
     planned, last = body.get("total_steps"), body.get("last_step")
-    if body.get("length_known") is False and planned and last and last < planned:
+    if not body["length_known"] and planned and last and last < planned:
         reason = "the run completed at step %d of total_steps=%d: an early end, or is the plan in another unit?"
         warnings.warn_once("short", reason, last, planned)
     if "raw_maximum" in body and body["raw_maximum"] is None:

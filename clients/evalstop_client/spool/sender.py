@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evalstop_client.latest_answer import ENDED, LatestAnswer
+from evalstop_client.latest_answer import ENDED
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable, wait_seconds
 from evalstop_client.settings import Limits
 from evalstop_client.spool import run_log
@@ -27,7 +27,8 @@ FLUSH_RETRY_SECONDS = 0.5
 class Sender:
     """The sending thread.
 
-    `latest_answer`: the service's latest answer. `accepted_at`: when it last accepted an entry, by the monotonic clock.
+    `latest_answer`: the service's answers about the run, with the newest value of each field; empty before the first.
+    `accepted_at`: when it last accepted an entry, by the monotonic clock.
     `is_unauthorized`: the key was refused, so that waiting is useless.
     """
 
@@ -50,7 +51,7 @@ class Sender:
         self._flushing = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evalstop-sender", daemon=True)
-        self.latest_answer = LatestAnswer()
+        self.latest_answer: Json = {}
 
     def start(self) -> None:
         self._thread.start()
@@ -137,14 +138,14 @@ class Sender:
             page = answer.body.get("url") or self._service.page_of(run_id)
             self._update_latest_answer(answer.body | {"url": page})
             if self._is_own:
-                run_log.describe_opening(answer.body, self.latest_answer, self._warnings)
+                run_log.describe_opening(answer.body | {"url": page}, self._warnings)
             if self._is_renamed:
                 self._warnings.warn_once(
                     "renamed",
                     "a run %r exists, which has ended or belongs to another job: this run is called %r; to continue "
                     'the other one, open it with resume="allow"',
                     opening["name"],
-                    self.latest_answer.name,
+                    self.latest_answer["name"],
                 )
         elif isinstance(answer, Refused) and answer.code == "other_project" and opening != self._opening:
             self._warnings.warn_once(
@@ -171,7 +172,7 @@ class Sender:
                 'the run resumes from step %s of nothing: it is a new one, %r; open it with resume="allow" to continue '
                 "the latest run opened as %r",
                 entry.body.get("step"),
-                self.latest_answer.name,
+                self.latest_answer["name"],
                 self._opening["name"],
             )
         waiting = [entry]
@@ -229,24 +230,24 @@ class Sender:
     @property
     def _is_renamed(self) -> bool:
         is_new = self._is_own and "resume" not in self._opening
-        return is_new and self.latest_answer.name not in (None, self._opening["name"])
+        return is_new and self.latest_answer.get("name", self._opening["name"]) != self._opening["name"]
 
     def _say_if_ended(self) -> None:
         latest = self.latest_answer
-        if self._is_own and latest.status in ENDED and not latest.should_stop:
+        if self._is_own and latest.get("status") in ENDED and not latest.get("should_stop"):
             self._warnings.say_error_once(
                 "ended",
                 "the run %r has ended (%s), and nothing stops it any more: start a new Run, or open it with "
                 'resume="allow" to continue it',
-                latest.name,
-                latest.status,
+                latest["name"],
+                latest["status"],
             )
 
     def _update_latest_answer(self, body: Json) -> None:
         if not self._is_own:
             return
         before = self.latest_answer
-        self.latest_answer = before.after(body)
+        self.latest_answer = before | body
         run_log.describe_change(before, self.latest_answer)
         run_log.warn_of_metrics(self.latest_answer, self._warnings, declared="metrics" in self._opening)
         conflicts = body.get("conflicts")
