@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import MetricRole, Policy, Score, select_version
+from evalstop_detectors import MetricRole, Policy
 from evalstop_service.domain.outcome import assess_run, judge_decision, locate_turn
 from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
@@ -32,20 +32,20 @@ class PolicyOutcome:
     """What one policy would have done to one run.
 
     `outcome`: whether the stop, or the lack of one, was right. `saved`: the share of the run's steps after the stop, 0
-    without a stop. `gpu_hours`: the same in GPU-hours at a constant pace; None if the run's GPUs or length are unknown.
-    `later`: how much higher the best mean of evals after the stop is than the best before it, as a share of the range
-    of the means; None without a stop or with too few evals on either side.
+    without a stop.
     """
 
     judged: Judged
     outcome: DecisionOutcome
-    saved: float
-    gpu_hours: float | None
-    later: float | None
+    saved: float = 0.0
 
     @property
     def stop_step(self) -> int | None:
         return self.judged.stop_step
+
+    def is_stop(self, outcome: DecisionOutcome) -> bool:
+        """Whether it is a stop of this outcome."""
+        return self.stop_step is not None and self.outcome is outcome
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ def encode_case(case: Case) -> dict[str, Any]:
             "best_step": item.judged.best_step,
             "outcome": item.outcome,
             "saved": item.saved,
-            "gpu_hours": item.gpu_hours,
-            "later": item.later,
             "reason": item.judged.reason,
         }
         for label, item in case.outcomes.items()
@@ -157,118 +155,77 @@ def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOut
     """Compare a policy's verdict on the run with the run's outcome."""
     stop = judged.stop_step
     if stop is None:
-        outcome = judge_decision(assessment.run_outcome, None, None)
-        return PolicyOutcome(judged, outcome, 0.0, 0.0 if run.gpu_hours is not None else None, None)
-    scores = run.scores()
+        return PolicyOutcome(judged, judge_decision(assessment.run_outcome, None, None))
     assessment = assess_outcome(run, stop)
     turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
     outcome = judge_decision(assessment.run_outcome, stop, turn)
     last = run.last_step
-    saved = (last - stop) / last if last else 0.0
-    hours = run.gpu_hours
-    later = _compute_later_gain(select_version(scores, stop), stop, assessment)
-    return PolicyOutcome(judged, outcome, saved, None if hours is None else hours * saved, later)
+    return PolicyOutcome(judged, outcome, (last - stop) / last if last else 0.0)
 
 
-def _compute_later_gain(scores: Sequence[Score], stop: int, assessment: RunAssessment) -> float | None:
-    width = assessment.window
-    if len(scores) < 2 * width:
-        return None
-    values = np.clip([score.value for score in scores], -1e150, 1e150)
-    means = np.convolve(values, np.full(width, 1 / width), "valid")
-    stop_count = sum(score.step <= stop for score in scores)
-    before, after = means[: max(stop_count - width + 1, 0)], means[stop_count:]
-    span = float(np.ptp(means))
-    if not len(before) or not len(after) or span == 0:
-        return None
-    return float((after.max() - before.max()) / span)
+@dataclass(frozen=True)
+class Compared:
+    """A figure of a policy: its label, the runs that it is of (None: all), and what it is of one of them; `interval` of
+    a share."""
+
+    label: str
+    among: RunOutcome | None
+    of_run: Callable[[PolicyOutcome], float]
+    interval: Callable[[int, int], Share] | None = None
+
+    def list_values(self, cases: Sequence[Case], policy: str) -> list[float]:
+        return [
+            self.of_run(case.outcomes[policy]) for case in cases if self.among in (None, case.assessment.run_outcome)
+        ]
+
+    def estimate(self, values: Sequence[float]) -> Figure:
+        return estimate_mean(values) if self.interval is None else self.interval(round(sum(values)), len(values))
+
+
+RIGHT, WRONG = DecisionOutcome.RIGHT, DecisionOutcome.WRONG
+FIGURES: Mapping[str, Compared] = {
+    "false_stops": Compared(
+        "healthy runs stopped wrongly", RunOutcome.HEALTHY, lambda result: float(result.is_stop(WRONG)), clopper_pearson
+    ),
+    "caught": Compared(
+        "turned runs stopped rightly", RunOutcome.TURNED, lambda result: float(result.is_stop(RIGHT)), wilson
+    ),
+    "saved": Compared("steps saved by right stops", None, lambda result: result.saved * result.is_stop(RIGHT)),
+    "cut": Compared("steps lost by wrong stops", None, lambda result: result.saved * result.is_stop(WRONG)),
+}
+"""The figures of a backtest, with 95 % intervals. Those of steps are means of the shares of each run."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy over all runs. Shares and means have 95 % intervals.
-
-    `precision`: right stops among right and wrong ones. `false_stops`: wrong stops per healthy run. `caught`: right
-    stops per turned run. `saved`, `cut`: the mean share of a run's steps that are saved by right stops, and lost by
-    wrong ones. `gpu_hours`: the same in GPU-hours by outcome, over the runs with known costs.
-    """
+    """A policy over all runs: its stops by outcome, their GPU-hours where these are known, and its figures."""
 
     policy: str
     stops: dict[DecisionOutcome, int]
-    precision: Share
-    false_stops: Share
-    caught: Share
-    saved: Figure
-    cut: Figure
     gpu_hours: dict[DecisionOutcome, float]
+    figures: dict[str, Figure]
 
     @property
     def stopped(self) -> int:
         return sum(self.stops.values())
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first policy minus the second, run by run: means with 95 % intervals, in the units of `Summary`.
-
-    `first_alone` and `second_alone`: the runs that only this policy would have stopped.
-    """
-
-    false_stops: Figure
-    caught: Figure
-    saved: Figure
-    cut: Figure
-    first_alone: int
-    second_alone: int
-
-
 def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
-    healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
-    results = [case.outcomes[label] for case in cases]
-
-    def count_stops(among: Sequence[Case], outcome: DecisionOutcome) -> int:
-        return sum(_is_stop(case.outcomes[label], outcome) for case in among)
-
-    stops = {outcome: count_stops(cases, outcome) for outcome in DecisionOutcome}
+    results = [(case.run, case.outcomes[label]) for case in cases]
     return Summary(
         label,
-        stops,
-        wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
-        clopper_pearson(count_stops(healthy, DecisionOutcome.WRONG), len(healthy)),
-        wilson(count_stops(turned, DecisionOutcome.RIGHT), len(turned)),
-        estimate_mean([_get_saved_share(result, DecisionOutcome.RIGHT) for result in results]),
-        estimate_mean([_get_saved_share(result, DecisionOutcome.WRONG) for result in results]),
+        {outcome: sum(result.is_stop(outcome) for _, result in results) for outcome in DecisionOutcome},
         {
-            outcome: sum(result.gpu_hours or 0.0 for result in results if _is_stop(result, outcome))
+            outcome: sum((run.gpu_hours or 0.0) * result.saved for run, result in results if result.is_stop(outcome))
             for outcome in DecisionOutcome
         },
+        {name: item.estimate(item.list_values(cases, label)) for name, item in FIGURES.items()},
     )
 
 
-def compare_policies(cases: Sequence[Case], first: str, second: str) -> Difference:
-
-    def estimate_difference(among: Sequence[Case], figure: Callable[[PolicyOutcome], float]) -> Figure:
-        return estimate_mean([figure(case.outcomes[first]) - figure(case.outcomes[second]) for case in among])
-
-    stopped = [tuple(case.outcomes[label].stop_step is not None for label in (first, second)) for case in cases]
-    healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
-    return Difference(
-        estimate_difference(healthy, lambda result: float(_is_stop(result, DecisionOutcome.WRONG))),
-        estimate_difference(turned, lambda result: float(_is_stop(result, DecisionOutcome.RIGHT))),
-        estimate_difference(cases, lambda result: _get_saved_share(result, DecisionOutcome.RIGHT)),
-        estimate_difference(cases, lambda result: _get_saved_share(result, DecisionOutcome.WRONG)),
-        stopped.count((True, False)),
-        stopped.count((False, True)),
-    )
-
-
-def _select(cases: Sequence[Case], outcome: RunOutcome) -> list[Case]:
-    return [case for case in cases if case.assessment.run_outcome is outcome]
-
-
-def _is_stop(result: PolicyOutcome, outcome: DecisionOutcome) -> bool:
-    return result.stop_step is not None and result.outcome is outcome
-
-
-def _get_saved_share(result: PolicyOutcome, outcome: DecisionOutcome) -> float:
-    return result.saved if _is_stop(result, outcome) else 0.0
+def compare_policies(cases: Sequence[Case], first: str, second: str) -> dict[str, Figure]:
+    """The figures of the first policy minus those of the second, run by run: means with 95 % intervals."""
+    return {
+        name: estimate_mean(np.subtract(item.list_values(cases, first), item.list_values(cases, second)))
+        for name, item in FIGURES.items()
+    }

@@ -20,8 +20,8 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
 from evalstop_lab.backtest.cases import (
+    FIGURES,
     Case,
-    Summary,
     compare_policies,
     encode_case,
     explain_early_end,
@@ -34,6 +34,7 @@ from evalstop_lab.replay.command import describe_guesses, load_policy
 from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
+from evalstop_lab.worlds.scoring import Figure
 
 MOST_ERRORS_SHOWN = 20
 
@@ -128,12 +129,18 @@ def build_report(
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
         "roles": _list_roles(runs),
-        "policies": [asdict(item) | {"stopped": item.stopped} for item in summaries],
-        "difference": asdict(compare_policies(cases, *labels)) if len(labels) == 2 else None,
+        "policies": [
+            asdict(item) | {"stopped": item.stopped, "figures": _encode_figures(item.figures)} for item in summaries
+        ],
+        "difference": _encode_figures(compare_policies(cases, *labels)) if len(labels) == 2 else None,
         "read_errors": [str(error) for error in errors],
     }
-    whole: dict[str, Any] = to_json_values(report)
-    return whole | {"story": [_describe(item, len(cases)) for item in summaries]}
+    encoded: dict[str, Any] = to_json_values(report)
+    return encoded
+
+
+def _encode_figures(figures: Mapping[str, Figure]) -> dict[str, dict[str, Any]]:
+    return {name: {"label": FIGURES[name].label} | asdict(figure) for name, figure in figures.items()}
 
 
 def _count_guessed(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None) -> dict[str, Any]:
@@ -166,31 +173,8 @@ def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _describe(item: Summary, runs: int) -> str:
-    if not item.stopped:
-        return f"{item.policy} would have stopped none of {_format_runs(runs)}."
-    right, wrong, unknown = (
-        item.stops[outcome] for outcome in (DecisionOutcome.RIGHT, DecisionOutcome.WRONG, DecisionOutcome.UNKNOWN)
-    )
-    return (
-        f"{item.policy} would have stopped {item.stopped:,} of {_format_runs(runs)}. By their later evals {right:,} of"
-        f" the stops are right, {wrong:,} are wrong, and {unknown:,} are unknown, because too few evals follow or they"
-        f" are too noisy. Right stops would have saved {format_percent(item.saved.value)} of the steps of all runs;"
-        f" wrong stops would have lost {format_percent(item.cut.value)}."
-    )
-
-
 def _format_runs(runs: int) -> str:
     return f"{runs:,} run" if runs == 1 else f"{runs:,} runs"
-
-
-ROWS = (
-    ("false_stops", "healthy runs stopped wrongly"),
-    ("caught", "turned runs stopped rightly"),
-    ("saved", "steps saved by right stops"),
-    ("cut", "steps lost by wrong stops"),
-)
-"""The compared figures: the field of `Summary` and `Difference`, and its label."""
 
 
 def _build_table(report: Mapping[str, Any]) -> Table:
@@ -206,9 +190,9 @@ def _build_table(report: Mapping[str, Any]) -> Table:
         cells = (item["stopped"] if row == "stopped" else item["stops"][row] for item in report["policies"])
         label = "runs stopped" if row == "stopped" else f"  {row}"
         table.add_row(label, *(f"{cell:,}" for cell in cells), *([""] if report["difference"] else []))
-    for name, label in ROWS:
-        columns = [*report["policies"], *([report["difference"]] if report["difference"] else [])]
-        table.add_row(label, *(_format_interval(item[name]) for item in columns))
+    compared = [*(item["figures"] for item in report["policies"]), *filter(None, [report["difference"]])]
+    for name, item in FIGURES.items():
+        table.add_row(item.label, *(_format_interval(figures[name]) for figures in compared))
     return table
 
 

@@ -7,7 +7,6 @@
   const labels = report.policies.map((item) => item.policy);
   for (const run of runs) run.outcomes = labels.map((label) => run.policies[label]);
   const AT_A_TIME = 30;
-  const MANY = 2000;
   const GROUPS = ["wrongly stopped", "missed", "stopped, unknown", "rightly stopped", "rightly not stopped", "undecided, not stopped"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -49,27 +48,17 @@
       put(row, "th", text).scope = "row";
       return row;
     };
-    const total = (text, count, alone) => {
+    const total = (text, count) => {
       const row = line(text);
       for (const item of report.policies) put(row, "td", number(count(item)));
-      if (report.difference) put(row, "td", alone || "");
+      if (report.difference) put(row, "td", "");
     };
-    const alone = report.difference && `${number(report.difference.first_alone)} alone, ${number(report.difference.second_alone)} alone`;
-    total("runs stopped", (item) => item.stopped, alone);
+    total("runs stopped", (item) => item.stopped);
     for (const outcome of ["right", "wrong", "unknown"]) total(`… ${outcome}`, (item) => item.stops[outcome]);
-    for (const [name, text] of [
-      ["precision", "stops that were right"],
-      ["false_stops", "healthy runs stopped wrongly"],
-      ["caught", "turned runs stopped rightly"],
-      ["saved", "steps saved by right stops"],
-      ["cut", "steps lost by wrong stops"],
-    ]) {
-      const row = line(text);
-      for (const item of report.policies) interval(row, item[name]);
-      if (report.difference) {
-        if (report.difference[name]) interval(row, report.difference[name], true);
-        else put(row, "td", "");
-      }
+    for (const [name, { label }] of Object.entries(report.policies[0].figures)) {
+      const row = line(label);
+      for (const item of report.policies) interval(row, item.figures[name]);
+      if (report.difference) interval(row, report.difference[name], true);
     }
     if (report.gpu_hours > 0) {
       total("GPU-hours saved by right stops", (item) => item.gpu_hours.right);
@@ -85,8 +74,6 @@
     document.getElementById("counts").textContent =
       `${formatRuns(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
       more.map((text) => `; ${text}`).join("") + ".";
-    const story = document.getElementById("story");
-    for (const text of report.story) put(story, "p", text);
     document.getElementById("command").textContent = report.command;
     const table = document.getElementById("roles");
     const row = put(put(table, "thead"), "tr");
@@ -119,45 +106,6 @@
   });
   const axis = (more) => ({ gridcolor: color("grid"), zeroline: false, linecolor: color("line"), automargin: true, ...more });
   const OPTIONS = { responsive: true, displayModeBar: false };
-
-  function drawLater() {
-    const place = document.getElementById("later");
-    const traces = [];
-    labels.forEach((label, index) => {
-      for (const outcome of ["right", "wrong", "unknown"]) {
-        const stopped = runs.filter((run) => run.outcomes[index].outcome === outcome && run.outcomes[index].later !== null);
-        if (!stopped.length) continue;
-        traces.push({
-          type: runs.length > MANY ? "scattergl" : "scatter",
-          mode: "markers",
-          name: `${label}: ${outcome}`,
-          x: stopped.map((run) => 100 * (1 - run.outcomes[index].saved)),
-          y: stopped.map((run) => 100 * run.outcomes[index].later),
-          text: stopped.map((run) => run.run.replaceAll("<", "&lt;")),
-          customdata: stopped.map((run) => run.run),
-          hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>change afterwards %{y:+.0f} %<extra></extra>",
-          marker: { color: color(outcome), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
-        });
-      }
-    });
-    if (!traces.length) {
-      place.textContent = "No run would have been stopped with enough evals on either side.";
-      place.style.cssText = "height: auto; padding: 14px";
-      return;
-    }
-    Plotly.react(place, traces, layout({
-      margin: { l: 56, r: 16, t: 12, b: 44 },
-      xaxis: axis({ title: { text: "stopped at this share of its steps" }, tickformat: ".0f", ticksuffix: " %", range: [0, 102] }),
-      yaxis: axis({ title: { text: "change after the stop, of the range" }, tickformat: "+.0f", ticksuffix: " %", zeroline: true, zerolinecolor: color("text") }),
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
-    }), OPTIONS);
-    place.removeAllListeners?.("plotly_click");
-    place.on("plotly_click", (event) => {
-      document.getElementById("name").value = event.points[0].customdata;
-      choose(null);
-      document.getElementById("runs-heading").scrollIntoView();
-    });
-  }
 
   function upright(step, name, text, dash, level) {
     return {
@@ -219,12 +167,9 @@
   function describe(result, run, label) {
     const action = result.stop_step === null ? "not stopped" : `stopped at step ${number(result.stop_step)} of ${number(run.last_step)}`;
     const best = result.best_step !== null && result.stop_step !== null ? `, best checkpoint at step ${number(result.best_step)}` : "";
-    const hours = result.gpu_hours ? `, ${result.gpu_hours.toPrecision(3)} GPU-hours` : "";
+    const hours = run.gpu_hours ? `, ${(result.saved * run.gpu_hours).toPrecision(3)} GPU-hours` : "";
     const saved = result.stop_step === null ? "" : `; saves ${percent(result.saved, 0)} of its steps${hours}`;
-    const later = result.later === null ? "" : result.later > 0
-      ? `; its scores improved afterwards by ${percent(result.later, 0)} of their range`
-      : `; its scores did not improve afterwards`;
-    return `${label}: ${action}${best}${saved}${later}. ${result.reason}`;
+    return `${label}: ${action}${best}${saved}. ${result.reason}`;
   }
 
   const isDrawn = (run) => Object.keys(run.series).length > 0;
@@ -303,7 +248,6 @@
 
   head();
   figures();
-  drawLater();
   chips();
   document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("name").addEventListener("input", show);
@@ -311,8 +255,5 @@
   new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting) && put_ < chosen.length) more();
   }, { rootMargin: "1500px" }).observe(document.getElementById("end"));
-  dark.addEventListener("change", () => {
-    drawLater();
-    show();
-  });
+  dark.addEventListener("change", show);
 })();
