@@ -70,7 +70,7 @@ Answer = Accepted | Unavailable | Unauthorized | Refused
 
 
 class Service:
-    """A connection to one EvalStop service; not thread-safe."""
+    """A connection to one EvalStop service, which threads may share."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float = 10.0) -> None:
         self._site = url.rstrip("/")
@@ -115,8 +115,8 @@ class Service:
             self._client = None
 
     def _open_client(self) -> httpx.Client:
-        if self._client is None:
-            with _importing:  # the first client imports further modules
+        with _importing:  # the first client imports further modules
+            if self._client is None:
                 import httpx
 
                 self._client = httpx.Client(
@@ -125,7 +125,7 @@ class Service:
                     verify=self._root.startswith("https:") and trusted_certificates(),
                     trust_env=not is_on_this_machine(self._site),
                 )
-        return self._client
+            return self._client
 
 
 def is_on_this_machine(url: str) -> bool:

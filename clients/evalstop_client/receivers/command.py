@@ -6,13 +6,11 @@ A command is split as a shell does, but no shell runs it: each label stays one a
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
@@ -160,7 +158,8 @@ class CommandJobControl:
         if result.exit_code == 0:
             return Present(_first_line(result) or "there")
         if result.exit_code == GONE_EXIT_CODE:
-            return Gone("gone", _read_details(result))
+            line = _first_line(result)
+            return Gone("gone", {"said": line} if line else {})
         raise SchedulerUnavailable(f"{check.arguments[0]}: exit code {result.exit_code}: {result.last_line}")
 
     def park_job(self, job: Job, request: StopRequest) -> None:
@@ -201,18 +200,6 @@ class CommandJobControl:
 
 def _first_line(result: Done) -> str:
     return next((line.strip()[:100] for line in result.output.splitlines() if line.strip()), "")
-
-
-def _read_details(result: Done) -> dict[str, Any]:
-    """The check's output for the report: a JSON object as it is, text as one line."""
-    try:
-        document = json.loads(result.output)
-    except (ValueError, RecursionError):
-        document = None
-    if isinstance(document, dict) and len(document) <= 50 and len(result.output) <= 10_000:
-        return {str(name): value for name, value in document.items()}
-    line = _first_line(result)
-    return {"said": line} if line else {}
 
 
 IDS = frozenset({"run_id", "decision_id"})

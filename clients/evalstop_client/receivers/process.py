@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     receiver_id = str(uuid.uuid4())
     environment = label_environment(_build_job_environment(options), receiver_id)
     forbid_tracing()
-    server = listen(options.listen, options)  # before the job, which must not start if it cannot be stopped
+    server = listen(options.listen)  # before the job, which must not start if it cannot be stopped
     forwarding = Forwarding()
     ancestor = os.getpid() if adopt_orphans() else None
     try:

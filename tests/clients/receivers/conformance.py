@@ -13,15 +13,13 @@ import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
 from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, Unproven
 from evalstop_client.receivers.stop.execution import (
-    Metrics,
     ReceiverContext,
     ReportClient,
     StopExecution,
-    describe_result,
 )
 from evalstop_client.receivers.stop.job_control import StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.state_machine import StopTimeouts
+from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 
 from tests.clients.programs import wait_until
 from tests.clients.webhooks import make_stop_event
@@ -100,12 +98,12 @@ def carry_out_stop(launcher: Launcher) -> Mapping[str, Any]:
     journal = Journal(None)
     bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
     reports = ReportClient(None, None, "test")
-    context = ReceiverContext(started.job_control, journal, lambda: reports, bounds, Metrics())
+    context = ReceiverContext(started.job_control, journal, reports, bounds)
     entry = journal.begin_stop(make_stop_request(started.labels), time.time())
     assert entry is not None
     stop = StopExecution(entry, context, lambda _: None).run()
-    assert describe_result(stop) == "confirmed"
     assert stop.report is not None
+    assert (stop.phase, stop.report.state) == (Phase.DONE, "confirmed")
     return stop.report.details
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import ReceiverServer
@@ -55,11 +55,8 @@ def make_receiver(
     scheduler: FakeScheduler, journal: Journal, server: FakeServer, secrets: list[str], name: str | None = None
 ) -> Receiver:
     """A receiver that reports to `server` as `name`, by default the scheduler's name."""
-
-    def connect() -> ReportClient:
-        return ReportClient(server.url, KEY, name or scheduler.name)
-
-    return Receiver(ReceiverContext(scheduler, journal, connect, SHORT_TIMEOUTS, Metrics()), lambda: secrets)
+    reports = ReportClient(server.url, KEY, name or scheduler.name)
+    return Receiver(ReceiverContext(scheduler, journal, reports, SHORT_TIMEOUTS), lambda: secrets)
 
 
 @contextmanager

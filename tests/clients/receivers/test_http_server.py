@@ -1,25 +1,20 @@
-"""The receiver's HTTP server over real sockets: signatures, limits, slow clients, TLS, and keys."""
+"""The receiver's HTTP server over real sockets: signatures, limits and slow clients."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import socket
-import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.receiver import listen, load_secrets
+from evalstop_client.receivers.stop.receiver import load_secrets
 from evalstop_client.receivers.stop.webhooks import BODY_LIMIT_BYTES
-from evalstop_service.clock import utc_now
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.listening_receiver import ListeningReceiver
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
-from tests.fixtures.certificates import create_self_signed_certificate
 
 OTHER_SECRET = "whsec_" + base64.b64encode(b"another secret").decode()
 
@@ -159,57 +154,3 @@ def test_bad_secret_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPat
         load_secrets("THE_SECRET", None)
     monkeypatch.setenv("THE_SECRET", f"{SECRET} {OTHER_SECRET}")
     assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER_SECRET]
-
-
-@pytest.fixture
-def tls_receiver(
-    listener: ListeningReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, ssl.SSLContext]]:
-    """A receiver with TLS and a metrics key: its URL, and a context that trusts its certificate."""
-    certificate = create_self_signed_certificate(tmp_path, utc_now())
-    monkeypatch.setenv("METRICS_KEY", "let-me-read")
-    options = argparse.Namespace(tls_cert=certificate, tls_key=None, metrics_key_env="METRICS_KEY")
-    http_server = listen("127.0.0.1:0", options)
-    http_server.read_seconds = 0.5
-    http_server.serve(listener.receiver)
-    yield http_server.url, ssl.create_default_context(cafile=str(certificate))
-    http_server.shutdown()
-    http_server.server_close()
-
-
-def test_webhooks_come_by_tls(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
-    """A webhook is accepted over HTTPS; plain HTTP and a silent connection do not block the server."""
-    url, trust = tls_receiver
-    host, port = url.removeprefix("https://").rstrip("/").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as silent:
-        with pytest.raises(httpx.HTTPError):
-            httpx.post(url.replace("https:", "http:"), json={}, trust_env=False, timeout=60)
-        with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(f"{url}livez", trust_env=False, timeout=60)
-        assert post_event(url, make_stop_event({}), verify=trust).status_code == 202
-        assert silent.recv(1) == b""  # closed before any TLS handshake
-
-
-def test_metrics_may_ask_for_a_key(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
-    """With a metrics key /metrics answers 401 without it, and /livez stays open."""
-    url, trust = tls_receiver
-    with httpx.Client(base_url=url, verify=trust, trust_env=False, timeout=60) as client:
-        assert client.get("/livez").status_code == 200
-        for sent in ("", "Bearer", "Bearer let-me", "let-me-read"):
-            assert client.get("/metrics", headers={"Authorization": sent}).status_code == 401
-        answer = client.get("/metrics", headers={"Authorization": "Bearer let-me-read"})
-        assert (answer.status_code, "evalstop_receiver_webhooks_total" in answer.text) == (200, True)
-
-
-def test_unusable_tls_options_are_errors(tmp_path: Path) -> None:
-    """An unreadable certificate, a key without a certificate, and an unset metrics variable are ConfigurationErrors."""
-    (tmp_path / "no.pem").write_text("no certificate")
-    defaults = {"tls_cert": None, "tls_key": None, "metrics_key_env": None}
-    for changes in (
-        {"tls_cert": tmp_path / "no.pem"},
-        {"tls_cert": tmp_path / "away.pem"},
-        {"tls_key": tmp_path / "no.pem"},
-        {"metrics_key_env": "NOWHERE_SET"},
-    ):
-        with pytest.raises(ConfigurationError, match=r"tls|metrics"):
-            listen("127.0.0.1:0", argparse.Namespace(**(defaults | changes)))

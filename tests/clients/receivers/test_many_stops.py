@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, Receiver, StopRequest
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 
@@ -154,7 +154,7 @@ def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer,
     share = len(deliveries) // STARTS
     for start in range(STARTS):
         journal = Journal(tmp_path)
-        context = ReceiverContext(cluster, journal, lambda: ReportClient(server.url, KEY, "fake"), BOUNDS, Metrics())
+        context = ReceiverContext(cluster, journal, ReportClient(server.url, KEY, "fake"), BOUNDS)
         receiver = Receiver(context, lambda: [SECRET])
         receiver.start()
         is_last = start == STARTS - 1

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_client.receivers import StopRequest
-from evalstop_client.receivers.stop.execution import Metrics
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
+from evalstop_client.receivers.stop.state_machine import Phase, Stop
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
@@ -124,34 +124,34 @@ def test_refused_stop_may_be_requested_again(listener: ListeningReceiver, servic
     assert listener.scheduler.calls == ["cancel"]
 
 
-class RepeatingMetrics(Metrics):
-    """Calls `repeat` once, when a stop is counted as finished."""
+class RepeatingJournal(Journal):
+    """Calls `repeat` once as soon as a stop is recorded as done, before its thread has ended."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.repeat: Callable[[], object] | None = None
+    repeat: Callable[[], object] | None = None
 
-    def add(self, name: str, label: str = "", amount: float = 1) -> None:
-        super().add(name, label, amount)
-        if name == "stops_total" and self.repeat is not None:
+    def record_stop(self, request: StopRequest, stop: Stop) -> None:
+        super().record_stop(request, stop)
+        if stop.phase is Phase.DONE and self.repeat is not None:
             repeat, self.repeat = self.repeat, None
             repeat()
 
 
 def test_stop_that_starts_again_as_the_earlier_one_ends_is_in_progress(listener: ListeningReceiver) -> None:
     """A failed stop that is requested again just as it ends is waited for, like any other."""
-    metrics = RepeatingMetrics()
-    receiver = listener.receiver
-    receiver.context = replace(receiver.context, metrics=metrics)
+    journal, receiver = RepeatingJournal(None), listener.receiver
+    receiver.context = replace(receiver.context, journal=journal)
 
     def request_again() -> None:
         listener.scheduler.may_answer.clear()
         assert post_event(listener.url, make_stop_event({})).status_code == 202
 
-    metrics.repeat = request_again
+    def count_threads() -> int:
+        return sum(thread.name == "stop decision-1" for thread in threading.enumerate())
+
+    journal.repeat = request_again
     listener.scheduler.refusal = "not on the allow-list"
     post_event(listener.url, make_stop_event({}))
-    wait_until(lambda: len(listener.scheduler.requests) == 2 and "stops_under_way 1\n" in metrics.text())
+    wait_until(lambda: len(listener.scheduler.requests) == 2 and count_threads() == 1)
     assert not receiver.wait_idle(0)
     listener.scheduler.may_answer.set()
     assert receiver.wait_idle(20)
@@ -241,18 +241,6 @@ def test_unwritable_journal_gets_503(listener: ListeningReceiver) -> None:
     assert post_event(listener.url, make_stop_event({})).status_code == 503
     folder.with_name("elsewhere").rename(folder)
     assert post_event(listener.url, make_stop_event({})).status_code == 202
-
-
-def test_metrics_count_webhooks_and_stops(listener: ListeningReceiver) -> None:
-    """/metrics counts webhooks by status and stops by result."""
-    post_event(listener.url, make_stop_event({}))
-    wait_until(lambda: listener.scheduler.gone)
-    assert listener.receiver.wait_idle(20)
-    text = httpx.get(listener.url + "metrics", timeout=60).text
-    assert 'evalstop_receiver_webhooks_total{status="202"} 1' in text
-    assert 'evalstop_receiver_stops_total{result="confirmed"} 1' in text
-    assert "evalstop_receiver_stops_under_way 0" in text
-    assert "# TYPE evalstop_receiver_reports_total counter" in text
 
 
 def test_other_event_types_are_ignored(listener: ListeningReceiver) -> None:

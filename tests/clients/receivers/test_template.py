@@ -73,7 +73,9 @@ def test_command_runs_without_a_shell(tmp_path: Path) -> None:
     job_control = CommandJobControl(make_commands(check), {"HOME": "/nowhere"})
     job = job_control.find_job(make_stop_request({"job_id": "7"}))
     assert isinstance(job, Job)
-    assert job_control.check_job(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
+    state = job_control.check_job(job)
+    assert isinstance(state, Gone)
+    assert json.loads(state.details["said"]) == {"argv": ["$HOME", "*", "7"], "home": "/nowhere"}
 
 
 def test_check_exit_code_decides_the_state() -> None:

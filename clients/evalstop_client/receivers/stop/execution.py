@@ -10,14 +10,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import random
 import threading
 import time
 import unicodedata
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,28 +41,15 @@ logger = logging.getLogger("evalstop_client.receivers")
 REPORTING_SCOPES = {"report", "operate", "admin"}
 """A key with any of them may report."""
 
-MAX_DEPTH, MAX_TEXT = 7, 2000
-"""The service accepts 8 levels of nesting; what is nested deeper is reported as text, of at most 2000 characters."""
-
-
-MAX_NAMES, TOO_LARGE = 1000, 10**399
-"""The service accepts this many names in an object, and numbers of up to 400 digits with their sign."""
-
-
 NO_SERVICE = Refused(0, "no url was given (--url, EVALSTOP_URL): nothing is reported to the service")
 
 
 class ReportClient:
-    """Sends reports to `POST /decisions/{id}/report`; each call is one try. Not thread-safe."""
+    """Sends reports to `POST /decisions/{id}/report`; each call is one try. All stops share it."""
 
     def __init__(self, url: str | None, key: str | None, actor: str) -> None:
         self._actor = actor
         self._service = None if url is None else Service(url, key)
-        self._complained = False
-
-    def close(self) -> None:
-        if self._service is not None:
-            self._service.close()
 
     def check_key(self) -> None:
         """Log what would keep reports from the service, before there is one."""
@@ -90,9 +74,6 @@ class ReportClient:
         if isinstance(answer, Refused):
             logger.error("the report is refused: %s", answer.reason)
             return answer
-        if not self._complained:
-            self._complained = True
-            logger.warning("the report was not accepted, retrying: %s", answer.reason)
         return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person may fix the key
 
     def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> str | None:
@@ -130,32 +111,13 @@ class ReportClient:
         return max((time for time in times if isinstance(time, str)), default="")
 
 
-def start_key_check(reports: Callable[[], ReportClient]) -> None:
-    """Check whether stops can be reported, in parallel with the start of a receiver."""
-
-    def check() -> None:
-        client = reports()  # a connection belongs to one thread
-        try:
-            client.check_key()
-        finally:
-            client.close()
-
-    threading.Thread(target=check, name="check-key", daemon=True).start()
-
-
-def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """The value as the service accepts it, whatever a scheduler's program printed: else it would refuse the report."""
-    if (depth == 1 and isinstance(value, dict | list)) or (isinstance(value, dict) and len(value) > MAX_NAMES):
-        value = json.dumps(value)[:MAX_TEXT]
+def _clean(value: Any) -> Any:
+    """The value without the control characters that a scheduler's program may print and the service refuses."""
     match value:
         case dict():
-            return {_clean(name): _clean(item, depth - 1) for name, item in value.items()}
+            return {_clean(name): _clean(item) for name, item in value.items()}
         case list():
-            return [_clean(item, depth - 1) for item in value]
-        case float() if not math.isfinite(value):
-            return str(value)
-        case int() if abs(value) >= TOO_LARGE:
-            return str(value)
+            return [_clean(item) for item in value]
         case str():
             controls = {sign for sign in value if unicodedata.category(sign) in ("Cc", "Cs")} - {"\n", "\t"}
             return "".join(" " if sign in controls else sign for sign in value)
@@ -166,52 +128,14 @@ def _path(request: StopRequest) -> str:
     return f"/decisions/{quote(request.decision_id, safe='')}/report"
 
 
-HELP = {
-    "webhooks_total": ("counter", "received events, by response"),
-    "polls_total": ("counter", "polls for events with --pull, by whether the service answered"),
-    "stops_total": ("counter", "finished stops, by result"),
-    "stop_seconds_total": ("counter", "total seconds from the request to the confirmed end"),
-    "stops_under_way": ("gauge", "stops being carried out or reported"),
-    "scheduler_unavailable_total": ("counter", "failed requests to the scheduler"),
-    "reports_total": ("counter", "attempts to report, by the service's response"),
-}
-
-
-class Metrics:
-    """Counters and gauges by name and by one label."""
-
-    def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._values: Counter[tuple[str, str]] = Counter()
-
-    def add(self, name: str, label: str = "", amount: float = 1) -> None:
-        """Add to a metric of `HELP`; `label` is written `name="value"`."""
-        assert name in HELP
-        with self._changing:
-            self._values[(name, label)] += amount  # type: ignore[assignment]  # a Counter adds floats as well
-
-    def text(self) -> str:
-        lines = []
-        with self._changing:
-            values = dict(self._values)
-        for name, (kind, description) in HELP.items():
-            lines += [f"# HELP evalstop_receiver_{name} {description}", f"# TYPE evalstop_receiver_{name} {kind}"]
-            of_name = sorted((label, value) for (metric_name, label), value in values.items() if metric_name == name)
-            for label, value in of_name or [("", 0)]:
-                labels = f"{{{label}}}" if label else ""
-                lines.append(f"evalstop_receiver_{name}{labels} {value:g}")
-        return "\n".join(lines) + "\n"
-
-
 @dataclass(frozen=True)
 class ReceiverContext:
-    """Shared by all stops of a receiver. `open_report_client` opens a connection for each stop."""
+    """Shared by all stops of a receiver."""
 
     job_control: JobControl
     journal: Journal
-    open_report_client: Callable[[], ReportClient]
+    reports: ReportClient
     timeouts: StopTimeouts
-    metrics: Metrics
     clock: Callable[[], float] = time.time
 
 
@@ -228,7 +152,6 @@ class StopExecution:
         self._taken_back = threading.Event()
         self._interrupted = threading.Event()
         self._wake = threading.Event()
-        self._reports = context.open_report_client()
 
     def escalate(self) -> None:
         """The service escalated: kill the job instead of waiting for the cancel."""
@@ -248,23 +171,20 @@ class StopExecution:
     def run(self) -> Stop:
         """Carry the stop out to its end, or until `interrupt`."""
         event: Event = machine.Continued(self._context.clock())
-        try:
-            while not self._interrupted.is_set():
-                before = self._stop
-                if self._taken_back.is_set() and before.taken_back_at is None:
-                    taken_back = machine.StopTakenBack(self._context.clock())
-                    if machine.may_be_taken_back(before):
-                        event = taken_back
-                    else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
-                        before, _ = machine.step(before, taken_back, self._context.timeouts)
-                stop, instruction = machine.step(before, event, self._context.timeouts)
-                self._record_state(stop)
-                if instruction is None:
-                    break
-                event = self._carry_out(instruction)
-            return self._stop
-        finally:
-            self._reports.close()
+        while not self._interrupted.is_set():
+            before = self._stop
+            if self._taken_back.is_set() and before.taken_back_at is None:
+                taken_back = machine.StopTakenBack(self._context.clock())
+                if machine.may_be_taken_back(before):
+                    event = taken_back
+                else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
+                    before, _ = machine.step(before, taken_back, self._context.timeouts)
+            stop, instruction = machine.step(before, event, self._context.timeouts)
+            self._record_state(stop)
+            if instruction is None:
+                break
+            event = self._carry_out(instruction)
+        return self._stop
 
     def _record_state(self, stop: Stop) -> None:
         if stop == self._stop:
@@ -310,7 +230,7 @@ class StopExecution:
             return machine.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
         match action:
             case JobAction.REQUEST_CHECKPOINT:
-                newest = self._reports.newest_checkpoint(self._request)
+                newest = self._context.reports.newest_checkpoint(self._request)
                 return machine.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
             case JobAction.CANCEL:
                 job_control.cancel_job(job, self._request)
@@ -334,22 +254,18 @@ class StopExecution:
         return machine.JobFound(self._context.clock(), job, state)
 
     def _acknowledge_stop(self, job: Job) -> None:
-        reports = self._context.open_report_client()  # a connection is not thread-safe
-        try:
-            report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
-            if reports.acknowledge(self._request, report, self._context.timeouts.checkpoint_seconds) == "undone":
-                self.take_back()  # the request to resume the job may be late
-        finally:
-            reports.close()
+        report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
+        seconds = self._context.timeouts.checkpoint_seconds
+        if self._context.reports.acknowledge(self._request, report, seconds) == "undone":
+            self.take_back()  # the request to resume the job may be late
 
     def _has_newer_checkpoint(self) -> bool | None:
-        newest = self._reports.newest_checkpoint(self._request)
+        newest = self._context.reports.newest_checkpoint(self._request)
         return None if newest is None else newest > (self._stop.known_checkpoint or "")
 
     def _report_unavailable(self, reason: str) -> Event:
         if self._stop.failures == 0:
             logger.warning("run %s: %s; retrying", self._request.run_name, reason)
-        self._context.metrics.add("scheduler_unavailable_total")
         return machine.SchedulerFailed(self._context.clock(), reason)
 
     def _wait(self, seconds: float) -> Event:
@@ -360,24 +276,9 @@ class StopExecution:
         return machine.Continued(self._context.clock())
 
     def _send_report(self, report: Report) -> Event:
-        answer = self._reports.send(self._request, report)
-        clock = self._context.clock
-        if isinstance(answer, Accepted):
-            self._context.metrics.add("reports_total", 'answer="accepted"')
-            return machine.ReportAccepted(clock())
-        if isinstance(answer, Unavailable):
-            self._context.metrics.add("reports_total", 'answer="unavailable"')
-            return machine.ReportFailed(clock(), answer.retry_after_seconds, random.random())
-        self._context.metrics.add("reports_total", 'answer="refused"')
-        return machine.ReportAccepted(clock())
-
-
-def describe_result(stop: Stop) -> str:
-    """The result of a stop: foreign, confirmed, parked, failed, undone, abandoned, or under way."""
-    if stop.phase is not Phase.DONE:
-        return "under way"
-    if not stop.is_ours:
-        return "foreign"
-    if stop.report is not None:
-        return stop.report.state
-    return "abandoned" if stop.resumed_at is None and stop.taken_back_at is None else "undone"
+        answer = self._context.reports.send(self._request, report)
+        if not isinstance(answer, Unavailable):
+            return machine.ReportAccepted(self._context.clock())
+        if self._stop.report_failures == 0:
+            logger.warning("the report was not accepted, retrying: %s", answer.reason)
+        return machine.ReportFailed(self._context.clock(), answer.retry_after_seconds, random.random())

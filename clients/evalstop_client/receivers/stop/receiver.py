@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient, start_key_check
+from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.idle_returns import IdleReturns, OthersWait
 from evalstop_client.receivers.stop.job_control import JobControl
 from evalstop_client.receivers.stop.journal import Journal
@@ -82,10 +81,7 @@ class Puller:
 
     def _claim_events(self) -> Answer:
         claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}
-        answer = self._service.post(f"{self._path}/claim", claim)
-        answered = "yes" if isinstance(answer, Accepted) else "no"
-        self._receiver.metrics.add("polls_total", f'answered="{answered}"')
-        return answer
+        return self._service.post(f"{self._path}/claim", claim)
 
     def _handle_event(self, event: Json) -> None:
         if self._ended.is_set():
@@ -126,7 +122,7 @@ def run_receiver(
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
     shutdown = ShutdownSignal()
     journal = _open_journal(options, scheduler)
-    server = listen(address, options) if address else None
+    server = listen(address) if address else None
     receiver = start_receiver(job_control, journal, parse_timeouts(options), (url, key), secrets, server)
     puller = Puller(url, key, options.pull, receiver) if options.pull and url is not None else None
     if others_wait is not None and options.return_idle > 0:
@@ -156,12 +152,10 @@ def start_receiver(
     server: ReceiverServer | None,
 ) -> Receiver:
     """Continue what the journal holds, and handle what `server` receives; `service`: the URL and key for reports."""
-    context = ReceiverContext(
-        job_control, journal, lambda: ReportClient(*service, job_control.name), timeouts, Metrics()
-    )
-    receiver = Receiver(context, secrets)
+    reports = ReportClient(*service, job_control.name)
+    receiver = Receiver(ReceiverContext(job_control, journal, reports, timeouts), secrets)
     receiver.start()
-    start_key_check(context.open_report_client)
+    threading.Thread(target=reports.check_key, name="check-key", daemon=True).start()
     if server is not None:
         server.serve(receiver)
         logger.info("listening on %s", server.url)
@@ -191,9 +185,6 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
     add_url_options(parser, "report")
-    add("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
-    add("--tls-key", type=Path, metavar="FILE", help="the private key of --tls-cert, unless that file has it")
-    add("--metrics-key-env", metavar="NAME", help="variable with the bearer token that /metrics requires")
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 
 
@@ -283,31 +274,15 @@ def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]
     return read
 
 
-def listen(address: str, options: argparse.Namespace) -> ReceiverServer:
-    """A server for webhooks, with TLS if the options name a certificate."""
+def listen(address: str) -> ReceiverServer:
+    """A server for webhooks."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"listen {address!r}: write host:port, such as 127.0.0.1:9000.")
-    tls, metrics_key = _load_certificate(options.tls_cert, options.tls_key), None
-    if options.metrics_key_env and not (metrics_key := os.environ.get(options.metrics_key_env)):
-        raise ConfigurationError(f"metrics key: {options.metrics_key_env} is not set.")
     try:
-        return ReceiverServer(host, int(port), tls=tls, metrics_key=metrics_key)
+        return ReceiverServer(host, int(port))
     except OSError as error:
         raise ConfigurationError(f"listen {address!r}: {error}.") from None
-
-
-def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None:
-        if key is not None:
-            raise ConfigurationError("tls: --tls-key requires --tls-cert.")
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ConfigurationError(f"tls: {certificate} and {key or certificate}: {error}.") from None
-    return context
 
 
 def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:

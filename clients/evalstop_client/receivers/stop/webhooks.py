@@ -1,16 +1,14 @@
-"""The receiver's way in: an HTTP server, optionally with TLS, and how an event is handled.
+"""The receiver's way in: an HTTP server, and how an event is handled.
 
 Verify, drop repeats, answer immediately, stop the job in the background, report back.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, StopExecution, describe_result
+from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution
 from evalstop_client.receivers.stop.job_control import (
     EXPLOIT_REQUESTED,
     PARK_REQUESTED,
@@ -66,10 +64,6 @@ class Receiver:
         self._has_stopped_a_job = False
         self._is_shutting_down = False
 
-    @property
-    def metrics(self) -> Metrics:
-        return self.context.metrics
-
     def start(self) -> None:
         """Continue the stops that an earlier receiver left unfinished."""
         self.context.journal.delete_finished(self.context.clock() - RETENTION_SECONDS)
@@ -79,11 +73,6 @@ class Receiver:
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         """Verify one event and start what it requests."""
-        reply = self._receive_event(headers, body, now)
-        self.metrics.add("webhooks_total", f'status="{reply.status}"')
-        return reply
-
-    def _receive_event(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         secrets = self._secrets()
         if not secrets:
             return Reply(503, {"error": "The receiver has no secret yet."})
@@ -155,24 +144,17 @@ class Receiver:
         execution = StopExecution(entry, self.context, self._notify_waiters)
         with self._changed:
             self._executions[decision_id] = execution
-            self.metrics.add("stops_under_way")
         threading.Thread(
             target=self._run_stop, args=(decision_id, execution), name=f"stop {decision_id}", daemon=True
         ).start()
 
     def _run_stop(self, decision_id: str, execution: StopExecution) -> None:
         try:
-            stop = execution.run()
-            if stop.phase is Phase.DONE:
-                result = describe_result(stop)
-                self.metrics.add("stops_total", f'result="{result}"')
-                if result == "confirmed" and stop.reporting_at is not None:
-                    self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
+            execution.run()
         finally:
             with self._changed:
                 if self._executions.get(decision_id) is execution:  # else it was started again meanwhile
                     del self._executions[decision_id]
-                self.metrics.add("stops_under_way", amount=-1)
                 self._changed.notify_all()
 
     def _notify_waiters(self, stop: Stop) -> None:
@@ -220,36 +202,18 @@ SHUTDOWN_SECONDS = 0.05
 
 
 class ReceiverServer(ThreadingHTTPServer):
-    """The receiver's HTTP server; a webhook may be posted to any path.
-
-    `tls`: its certificate; None: plain HTTP. `metrics_key`: the bearer token that /metrics requires.
-    """
+    """The receiver's HTTP server; a webhook may be posted to any path."""
 
     daemon_threads = True
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        read_seconds: float = 10.0,
-        tls: ssl.SSLContext | None = None,
-        metrics_key: str | None = None,
-    ) -> None:
-        self.read_seconds, self.tls, self.metrics_key = read_seconds, tls, metrics_key
+    def __init__(self, host: str, port: int, read_seconds: float = 10.0) -> None:
+        self.read_seconds = read_seconds
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         """Bind without a reverse DNS lookup, which may be slow and is not needed."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection, including the TLS handshake, in its own thread: a slow sender blocks no other."""
-        if self.tls is None:
-            super().finish_request(request, client_address)
-            return
-        with self.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
-            super().finish_request(secured, client_address)
 
     def serve(self, receiver: Receiver) -> None:
         """Pass requests to `receiver` from a thread, including those that arrived since the socket was bound."""
@@ -259,7 +223,7 @@ class ReceiverServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         host, port = self.server_address[:2]
-        return f"{'http' if self.tls is None else 'https'}://{host!s}:{port}/"
+        return f"http://{host!s}:{port}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -272,8 +236,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._deadline.daemon = True
         self._deadline.start()
         try:
-            if isinstance(self.connection, ssl.SSLSocket):
-                self.connection.do_handshake()
             super().handle()
         except OSError as error:
             logger.info("a sender disconnected: %s", error)
@@ -283,12 +245,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/livez":
             self._reply(Reply(200, {"status": "ok"}))
-        elif self.path == "/metrics" and not self._may_read_metrics():
-            self._reply(Reply(401, {"error": "Send Authorization: Bearer with the key from --metrics-key-env."}))
-        elif self.path == "/metrics":
-            self._send_response(
-                200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode()
-            )
         else:
             self._reply(Reply(404, {"error": "Send webhooks by POST; /livez checks that the receiver runs."}))
 
@@ -308,16 +264,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the standard library
         logger.debug("%s %s", self.address_string(), format % args)
 
-    def _may_read_metrics(self) -> bool:
-        key, authorization = self.server.metrics_key, self.headers.get("authorization", "")
-        return key is None or hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {key}".encode())
-
     def _reply(self, reply: Reply) -> None:
-        self._send_response(reply.status, "application/json", json.dumps(reply.body).encode())
-
-    def _send_response(self, status: int, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-type", content_type)
+        body = json.dumps(reply.body).encode()
+        self.send_response(reply.status)
+        self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

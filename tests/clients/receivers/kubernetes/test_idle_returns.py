@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from evalstop_client.receivers import Job, Parked, Present, Receiver
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB, WORKLOAD, Kind
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
@@ -39,7 +39,7 @@ def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, 
     name, request, journal = job.item["metadata"]["name"], make_stop_request(job.labels), Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job.found, parks=True, report=Report("parked", "")))
     unused = ReportClient(None, None, "receiver")
-    context = ReceiverContext(job.job_control, journal, lambda: unused, StopTimeouts(), Metrics())
+    context = ReceiverContext(job.job_control, journal, unused, StopTimeouts())
     returns = IdleReturns(Receiver(context, list), job.job_control.others_wait, most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import Job, Present, Receiver
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
@@ -43,7 +43,7 @@ def test_held_job_runs_while_nobody_waits(launcher: SlurmLauncher) -> None:
     journal = Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job, parks=True, report=Report("parked", "")))
     unused = ReportClient(None, None, "receiver")
-    context = ReceiverContext(started.job_control, journal, lambda: unused, StopTimeouts(), Metrics())
+    context = ReceiverContext(started.job_control, journal, unused, StopTimeouts())
     returns = IdleReturns(Receiver(context, list), launcher.job_control().others_wait, most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:
