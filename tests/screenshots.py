@@ -12,7 +12,6 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
 from evalstop_service.cli import demo_data
-from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.store import keys, projects, schema
@@ -123,9 +122,7 @@ def demonstrated(database: Database) -> Tenant:
 def backtest(database: Database, tenant: Tenant) -> UUID:
     """`cautious` tried on the example runs."""
     document = policy_to_document(POLICIES["cautious"])
-    asked = backtests.request_backtest(database, tenant.id, document, backtests.MOST_RUNS, "dana", NOW)
-    backtests.run_next_backtest(database, utc_now)
-    return asked.id
+    return backtests.run_backtest(database, tenant.id, document, backtests.MOST_RUNS, "dana", NOW).id
 
 
 def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:

@@ -30,7 +30,7 @@ from evalstop_service.configuration import (
 from evalstop_service.decisions import deadlines, notices, stale_runs, sweeps
 from evalstop_service.decisions.commands import offer_exploit, tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
-from evalstop_service.evaluation import backtests, change_point, digest, rollout_stage
+from evalstop_service.evaluation import change_point, digest, rollout_stage
 from evalstop_service.ingest import Committer, RunCache
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import audit_trail
@@ -253,7 +253,6 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
         sweeps.create_job(database, utc_now),
         rollout_stage.create_job(database, utc_now),
         digest.create_job(database, utc_now),
-        backtests.create_job(database, utc_now),
         audit_trail.create_job(database),
         change_point.create_job(),
     )

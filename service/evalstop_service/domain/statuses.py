@@ -1,4 +1,4 @@
-"""The values of states, stages and outcomes in rows: runs, deliveries, backtests, policies. Pure."""
+"""The values of states, stages and outcomes in rows: runs, deliveries, policies. Pure."""
 
 from __future__ import annotations
 
@@ -42,15 +42,6 @@ class DeliveryState(StrEnum):
     DELIVERED = "delivered"
     DEAD = "dead"
     CANCELLED = "cancelled"
-
-
-class BacktestState(StrEnum):
-    """The state of a backtest."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
 
 
 class RunOutcome(StrEnum):

@@ -1,7 +1,7 @@
 """Backtests: a policy judged on the past runs of a project, before it judges future ones.
 
-Each ended run is replayed from its observations by the same `advance` that judged it while it ran. Findings are saved
-every few runs, so a process that dies loses only these: another one continues once the lease expires.
+Each ended run is replayed from its observations by the same `advance` that judged it while it ran. Whoever asks for a
+backtest waits for it, so it replays as many of the newest runs as a few seconds allow: hundreds, unless they are long.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -28,17 +28,14 @@ from evalstop_detectors import (
 )
 from msgspec import structs
 
-from evalstop_service.background import PeriodicJob, Wait
-from evalstop_service.clock import Clock
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, locate_turn
-from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
-from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.errors import Invalid
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
-from evalstop_service.store import audit, backtests, observations, projects
+from evalstop_service.store import audit, backtests, observations
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
-from evalstop_service.store.database import Database, Transaction, read_now
-from evalstop_service.store.faults import Fault, find_fault
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -46,11 +43,9 @@ from evalstop_service.store.runs import Run
 log = logging.getLogger(__name__)
 
 MOST_RUNS = 500
-MOST_UNFINISHED = 5
-"""Unfinished backtests that one project may have."""
+MOST_SECONDS = 8.0
+"""How long one backtest takes: clients wait for ten seconds."""
 
-CHECK_SECONDS = 2.0
-LEASE_SECONDS = 60.0
 RUNS_AT_A_TIME = 10
 
 
@@ -58,7 +53,7 @@ RUNS_AT_A_TIME = 10
 class Summary:
     """The findings of a backtest, counted over runs. A stop before the turn counts as wrong."""
 
-    runs: Annotated[int, doc("replayed so far")]
+    runs: Annotated[int, doc("number of replayed runs")]
     stops: Annotated[int, doc("runs that the policy would have stopped")]
     right: Annotated[int, doc("those of these stops whose runs had turned")]
     wrong: Annotated[int, doc("those of these stops whose runs were healthy")]
@@ -73,105 +68,57 @@ class Summary:
     failed: Annotated[int, doc("runs that could not be replayed")]
 
 
-def request_backtest(
+def run_backtest(
     database: Database, project_id: UUID, document: dict[str, Any], most_runs: int, actor: str, now: datetime
 ) -> Backtest:
-    """Queue a backtest of a policy on the newest runs that have ended.
+    """Replay a policy on the newest runs that have ended, and store what was found.
 
-    Raises InvalidPolicy, Invalid for a bad number of runs, and Conflict when too many backtests wait.
+    Raises InvalidPolicy, and Invalid for a bad number of runs.
     """
     policy = policy_from_document(document)
     if not 1 <= most_runs <= MOST_RUNS:
         raise Invalid(f"runs is {most_runs}; it must be from 1 to {MOST_RUNS}")
+    backtest_id = new_id()
+    findings, cut_short = _replay_runs(database, project_id, backtest_id, policy, most_runs)
+    backtest = Backtest(
+        id=backtest_id,
+        project_id=project_id,
+        document=policy_to_document(policy),
+        most_runs=most_runs,
+        replayed=len(findings),
+        cut_short=cut_short,
+        findings=findings,
+        actor=actor,
+        created_at=now,
+    )
     with database.transaction() as tx:
-        projects.lock_project(tx, project_id)
-        if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
-            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are unfinished; wait for one to finish")
-        backtest = Backtest(
-            id=new_id(),
-            project_id=project_id,
-            document=policy_to_document(policy),
-            most_runs=most_runs,
-            actor=actor,
-            created_at=now,
-        )
         backtests.add_backtest(tx, backtest)
         details = {"policy": policy.name, "runs": most_runs}
         audit.record_action(tx, project_id, actor, "policy.backtested", f"backtest {backtest.id}", details, now)
     return backtest
 
 
-def create_job(database: Database, clock: Clock) -> PeriodicJob:
-    """The periodic job that runs waiting backtests and those whose process died."""
-
-    def run(pause: Wait) -> float:
-        return 0.0 if run_next_backtest(database, clock, pause) else CHECK_SECONDS
-
-    return PeriodicJob("backtests", run)
-
-
-def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: False) -> bool:
-    """Run one backtest to its end, or until `pause` asks to stop; False if there is none.
-
-    1. Claim it with a lease, so that no two processes replay the same runs.
-    2. Replay a few runs, then save them and extend the lease in one step, which fails if another process saved them.
-    3. Pause as long as that took: ingestion in this process gets half of the time.
-    4. When asked to stop, release the lease, so that another process need not wait until it expires.
-    """
-    with database.transaction() as tx:
-        now = read_now(tx, clock)
-        backtest = backtests.claim_backtest(tx, now, now + timedelta(seconds=LEASE_SECONDS))
-    if backtest is None:
-        return False
-    try:
-        policy = policy_from_document(backtest.document, stored=True)
-        while backtest.ended_at is None:
-            started = time.perf_counter()
-            progressed = _replay_some(database, backtest, policy, clock)
-            if progressed is None:
-                log.info("backtest %s was taken over by another process", backtest.id)
-                break
-            backtest = progressed
-            if backtest.ended_at is None and pause(time.perf_counter() - started):
-                with database.transaction() as tx:
-                    backtests.save_progress(tx, backtest, replace(backtest, lease_until=None))
-                break
-    except Exception as error:
-        if find_fault(error) is not Fault.BUG:
-            raise
-        log.exception("backtest %s failed", backtest.id)
-        with database.transaction() as tx:
-            now = read_now(tx, clock)
-            failed = replace(backtest, state=BacktestState.FAILED, lease_until=None, ended_at=now)
-            backtests.save_progress(tx, backtest, failed)
-    return True
-
-
-def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: Clock) -> Backtest | None:
-    """Replay a few more runs and save the findings; None when another process has saved them."""
-    before = backtest.findings[-1].run_id if backtest.findings else backtest.id
-    with database.reading() as tx:
-        total = backtest.total or backtests.count_past_runs(tx, backtest.project_id, backtest.id, backtest.most_runs)
-        limit = min(RUNS_AT_A_TIME, backtest.most_runs - backtest.done)
-        batch = backtests.load_past_runs(tx, backtest.project_id, before, limit) if limit > 0 else []
-    findings = []
-    for past in batch:
+def _replay_runs(
+    database: Database, project_id: UUID, before: UUID, policy: Policy, most_runs: int
+) -> tuple[list[BacktestFinding], bool]:
+    """What was found in the newest runs before this id, and whether the time was over before all were replayed."""
+    findings: list[BacktestFinding] = []
+    until = time.monotonic() + MOST_SECONDS
+    while len(findings) < most_runs:
+        limit = min(RUNS_AT_A_TIME, most_runs - len(findings))
         with database.reading() as tx:
-            findings.append(_replay_run(tx, past, policy))
-    done = backtest.done + len(findings)
-    ended = len(batch) < limit or done >= backtest.most_runs
-    with database.transaction() as tx:
-        now = read_now(tx, clock)
-        progressed = replace(
-            backtest,
-            total=done if ended else max(total, done),
-            done=done,
-            findings=backtest.findings + findings,
-            state=BacktestState.DONE if ended else backtest.state,
-            lease_until=None if ended else now + timedelta(seconds=LEASE_SECONDS),
-            ended_at=now if ended else None,
-        )
-        return progressed if backtests.save_progress(tx, backtest, progressed) else None
+            batch = backtests.load_past_runs(tx, project_id, before, limit)
+        for past in batch:
+            started = time.monotonic()
+            if started > until:
+                return findings, True
+            with database.reading() as tx:
+                findings.append(_replay_run(tx, past, policy))
+            time.sleep(time.monotonic() - started)  # ingestion in this process gets half of the time
+        if len(batch) < limit:
+            break
+        before = batch[-1].run.id
+    return findings, False
 
 
 def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:

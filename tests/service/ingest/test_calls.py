@@ -6,11 +6,9 @@ from datetime import timedelta
 
 import pytest
 from evalstop_detectors import POLICIES, name_calls, policy_to_document, replay
-from evalstop_service.clock import utc_now
 from evalstop_service.domain.run import DetectorCall
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Resumed, list_calls
-from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -47,11 +45,7 @@ def test_calls_do_not_depend_on_how_observations_arrive(project: ProjectFixture,
     project.drop_monitor_state(run)
     assert load_steps(project, run) == expected
     project.finish_run(run)
-    backtest = backtests.request_backtest(project.database, project.id, DOCUMENT, 10, "x", NOW)
-    while backtests.run_next_backtest(project.database, utc_now):
-        pass
-    with project.database.reading() as tx:
-        (finding,) = backtest_rows.load_backtest(tx, project.id, backtest.id).findings
+    (finding,) = backtests.run_backtest(project.database, project.id, DOCUMENT, 10, "x", NOW).findings
     assert finding.calls == expected
 
 

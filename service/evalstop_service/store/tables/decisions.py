@@ -22,7 +22,6 @@ from evalstop_service.domain.decision_lifecycle import (
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import BestCheckpoint, Call, JudgedCall, RunAssessment, Verdict
 from evalstop_service.domain.statuses import (
-    BacktestState,
     DecisionOutcome,
     RunOutcome,
     RunStatus,
@@ -283,20 +282,17 @@ class BacktestFinding(Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Backtest:
-    """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
+    """A row; `findings` has one entry for each replayed run, newest first."""
 
     id: Annotated[UUID, doc("id of the backtest")]
     project_id: UUID
     document: dict[str, Any]
     most_runs: Annotated[int, doc("the requested number of runs")]
-    state: Annotated[BacktestState, doc("waiting, running, done or failed")] = BacktestState.WAITING
-    total: Annotated[int, doc("number of runs to replay; 0 until it has started")] = 0
-    done: Annotated[int, doc("runs replayed so far")] = 0
+    replayed: Annotated[int, doc("number of runs that were replayed")]
+    cut_short: Annotated[bool, doc("true: its time was over before all of these runs were replayed")]
     findings: list[BacktestFinding] = field(default_factory=list)
     actor: Annotated[str, doc("who requested it")]
-    lease_until: datetime | None = None
     created_at: Annotated[datetime, doc("when it was requested")]
-    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")] = None
 
 
 backtests = make_table(
@@ -304,5 +300,4 @@ backtests = make_table(
     Backtest,
     sa.Index("ix_backtests_project_id_id", "project_id", "id"),
     refers="project_id",
-    defaults={"total": "0", "done": "0"},
 )

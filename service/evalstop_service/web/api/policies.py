@@ -72,7 +72,7 @@ class BacktestSummaryOut(Answer):
 
 @answers(Backtest)
 class BacktestOut(Answer):
-    """A backtest and its progress; `summary` and `findings` are left out of lists."""
+    """A backtest; `summary` and `findings` are left out of lists."""
 
     document: dict[str, Any] = Field(
         description="the policy that is replayed, with every number written out", examples=[POLICY_DOCUMENT]
@@ -96,16 +96,16 @@ def list_backtests(caller: Read, database: Db, query: Annotated[BacktestQuery, Q
     return Page[BacktestOut].of(shown, query.limit)
 
 
-@router.post("/backtests", status_code=202)
+@router.post("/backtests", status_code=201)
 def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: Db, now: Now) -> BacktestOut:
-    """Start a backtest on the newest ended runs; a worker runs it in the background."""
+    """Replay a policy on the newest ended runs, as many as eight seconds allow."""
     context.limits.spend_costly()
     if isinstance(body.policy, str):
         with database.reading() as tx:
             document = policies.find_referred_policy(tx, caller.project_id, body.policy).document
     else:
         document = body.policy.root
-    backtest = backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
+    backtest = backtests.run_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
     return _view_backtest(backtest)
 
 
@@ -115,7 +115,7 @@ def get_backtest(
     caller: Read,
     database: Db,
 ) -> BacktestOut:
-    """The progress and the findings so far."""
+    """A backtest with its findings."""
     with database.reading() as tx:
         backtest = backtest_rows.load_backtest(tx, caller.project_id, backtest_id)
     return _view_backtest(backtest)

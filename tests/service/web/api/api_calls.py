@@ -49,7 +49,7 @@ def create_resources(admin: httpx.Client) -> Resources:
     ids["decision_id"] = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = expect_json(admin.get("/deliveries"), 200)["items"][0]["id"]
     backtest = BODIES["POST", "/policies/backtests"]
-    ids["backtest_id"] = expect_json(admin.post("/policies/backtests", json=backtest), 202)["id"]
+    ids["backtest_id"] = expect_json(admin.post("/policies/backtests", json=backtest), 201)["id"]
     ids["suspect_run_id"], ids["request_id"] = create_eval_request(admin)
     ids["proposal_id"] = create_proposal(admin)
     return Resources(ids)

@@ -179,7 +179,7 @@ def test_changed_policy_becomes_the_next_version(admin: httpx.Client) -> None:
 
 def test_backtests_are_listed_in_pages(admin: httpx.Client) -> None:
     """A page that is full leads to the next, newest first, and shows no findings."""
-    ids = [expect_json(admin.post("/policies/backtests", json={"policy": "paper"}), 202)["id"] for _ in range(2)]
+    ids = [expect_json(admin.post("/policies/backtests", json={"policy": "paper"}), 201)["id"] for _ in range(2)]
     page = expect_json(admin.get("/policies/backtests", params={"limit": 1}), 200)
     rest = expect_json(admin.get("/policies/backtests", params={"cursor": page["next_cursor"]}), 200)
     items = [*page["items"], *rest["items"]]

@@ -6,7 +6,6 @@ import math
 from datetime import timedelta
 
 from evalstop_detectors import POLICIES, policy_to_document
-from evalstop_service.clock import utc_now
 from evalstop_service.domain.run import DescriptionIn, MetricFields
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -40,8 +39,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     tenant.post_evals(long_name, evals[:29])
     unusual += [f"/runs/{long_name.id}", f"/runs/{long_name.id}/metric-charts"]
     document = policy_to_document(POLICIES["cautious"])
-    backtest = backtests.request_backtest(tenant.database, tenant.id, document, 50, "dana", tenant.now)
-    backtests.run_next_backtest(tenant.database, utc_now)
+    backtest = backtests.run_backtest(tenant.database, tenant.id, document, 50, "dana", tenant.now)
     description = DescriptionIn(
         owner="dana@example.org", group="seeds & co", tags=["baseline", "<b>"], notes="two\nlines"
     )

@@ -151,7 +151,7 @@ class PopulatedService:
         key, _ = api_keys.create_key(self.database, tenant.id, "key test", "key of somebody", ["read"], now)
         run, decision = tenant.open_stopped_run("a run of somebody", load_recorded_evals("np-0044")[:29])
         policy = tenant.add_policy(LEVEL_POLICY | {"name": "of-somebody"})
-        backtest = backtests.request_backtest(self.database, tenant.id, policy.document, 1, "key test", now)
+        backtest = backtests.run_backtest(self.database, tenant.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = outbox.list_deliveries(tx, tenant.id)[0]
         tenant.change_settings(second_person=True)

@@ -67,18 +67,14 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
 
 @router.get("/backtests/{backtest_id}")
 def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
-    """Its progress and findings, those that differ from the recorded decisions first."""
+    """Its findings, those that differ from the recorded decisions first."""
     with site.database.reading() as tx:
-        revision = backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
-        if visitor.seen == revision:
-            return Response(status_code=204)
         backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
     ordered = backtests.sort_findings(backtest.findings)
     return render_page(
         "backtest.html",
         visitor=visitor,
         backtest=backtest,
-        revision=revision,
         figures=backtests.summarize_findings(backtest.findings),
         differing=sum(finding.differs for finding in ordered),
         findings=ordered[:MOST_SHOWN],
@@ -211,12 +207,8 @@ def edit_policy(
             policy = policies.load_version(tx, visitor.project.id, name, version)
         return _render_editor(site, visitor, name, formatting.format_json(policy.document))
     with site.database.reading() as tx:
-        revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
-        if visitor.seen == revision:
-            return Response(status_code=204)
         tried = backtest_rows.load_backtest(tx, visitor.project.id, backtest)
-    text = formatting.format_json(tried.document)
-    return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)
+    return _render_editor(site, visitor, name, formatting.format_json(tried.document), backtest=tried)
 
 
 @router.post("/{name}/edit")
@@ -248,7 +240,7 @@ def try_policy(
         document = formatting.format_json(_let_decide(stored.document, detector))
     try:
         draft = policy_to_document(_read_policy(document))
-        backtest = backtests.request_backtest(
+        backtest = backtests.run_backtest(
             site.database, visitor.project.id, draft, backtests.MOST_RUNS, visitor.actor, site.clock()
         )
     except _REFUSALS as error:
@@ -287,7 +279,6 @@ def _render_editor(
     *,
     problem: str | None = None,
     backtest: Backtest | None = None,
-    revision: str | None = None,
 ) -> Response:
     with site.database.reading() as tx:
         policies.load_version(tx, visitor.project.id, name)
@@ -299,7 +290,6 @@ def _render_editor(
         text=text,
         problem=problem,
         backtest=backtest,
-        revision=revision,
         figures=backtest and backtests.summarize_findings(backtest.findings),
         most_runs=backtests.MOST_RUNS,
     )

@@ -49,7 +49,7 @@ MOST_POINTS = 500
 
 REPLAYED = "Recomputed from all observations; deciding detectors without evidence are left out."
 STORED = "The run is too long to replay here, or cannot be replayed: shown at verdict changes only."
-TOO_LONG_TO_TRY = "The run is too long to replay here; a backtest replays it in the background."
+TOO_LONG_TO_TRY = "The run is too long to replay here; a backtest replays it."
 
 
 @router.get("/analysis.json")
