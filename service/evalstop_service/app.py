@@ -131,7 +131,7 @@ def create_app(
     description.install(app)
     app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
     app.router.routes.extend(health.routes(service_metrics).routes)
-    pages.install(app, context, session_secret, _openid(settings, clock))
+    pages.install(app, context, session_secret, _openid(settings))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
     return app
@@ -204,7 +204,7 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     return mlflow.problem_response(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
-def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
+def _openid(settings: Settings) -> pages.OpenId | None:
     grants = read_grants(settings)
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
@@ -212,7 +212,7 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
     from evalstop_service.security.openid_client import Client
 
     secret = reveal(settings.oidc_client_secret)
-    client = Client(settings.oidc_issuer, settings.oidc_client_id, secret, settings.oidc_scopes, clock)
+    client = Client(settings.oidc_issuer, settings.oidc_client_id, secret, settings.oidc_scopes)
     return pages.OpenId(openid.OpenIdProvider(client), grants)
 
 

@@ -27,8 +27,8 @@ LEEWAY_SECONDS = 60
 MAX_SUBJECT_CHARACTERS = 255
 """By OpenID Connect Core 1.0 (2)."""
 
-USERINFO, SAYS_ISSUER = "userinfo_endpoint", "authorization_response_iss_parameter_supported"
-"""Keys of the provider's metadata."""
+USERINFO = "userinfo_endpoint"
+"""A key of the provider's metadata."""
 
 
 class ProviderUnavailable(ServiceError):
@@ -48,13 +48,12 @@ class SignInState:
     verifier: str
 
 
-def describe_error(error: Exception) -> str:
-    """What went wrong, for the log."""
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
 class OpenIdProvider:
-    """One provider, discovered at the first sign-in and again every hour; `client`: that of `openid_client`."""
+    """One provider, discovered at the first sign-in; `client`: that of `openid_client`."""
 
     def __init__(self, client: Any) -> None:
         self.issuer, self._app = client.issuer, client
@@ -84,8 +83,6 @@ class OpenIdProvider:
                 "The OpenID provider refused the sign-in. Start again from here, or sign in with a key."
             )
         try:
-            if "iss" not in answer and self._app.load_server_metadata()[SAYS_ISSUER]:
-                raise SignInRefused
             return self._fetch_claims(sign_in, redirect_uri, answer["code"], claim_names)
         except httpx2.TransportError as error:
             raise self._unavailable(error) from error
@@ -94,7 +91,7 @@ class OpenIdProvider:
         except Exception as error:  # the response may be anything, and must not sign anyone in
             if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
                 raise self._unavailable(error) from error
-            _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, describe_error(error))
+            _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe_error(error))
             raise SignInRefused from error
 
     def _fetch_claims(
@@ -120,7 +117,7 @@ class OpenIdProvider:
         return dict(claims)
 
     def _unavailable(self, error: Exception) -> ProviderUnavailable:
-        _log.warning("the OpenID provider %s does not answer correctly: %s", self.issuer, describe_error(error))
+        _log.warning("the OpenID provider %s does not answer correctly: %s", self.issuer, _describe_error(error))
         return ProviderUnavailable()
 
 

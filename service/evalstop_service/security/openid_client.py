@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,18 +9,9 @@ import httpx2
 from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
 from authlib.integrations.httpx_client import OAuth2Client
 
-from evalstop_service.clock import Clock
-from evalstop_service.security.openid import SAYS_ISSUER, USERINFO, describe_error
-
-_log = logging.getLogger(__name__)
+from evalstop_service.security.openid import USERINFO
 
 TIMEOUT_SECONDS = 10.0
-DISCOVERY_SECONDS = 3600.0
-"""How long the provider's metadata is cached."""
-
-DISCOVERY_RETRY_SECONDS = 60.0
-"""Pause after a failed fetch, during which the previous metadata stays in use."""
-
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """Accepted signature algorithms: with others, anyone with the client's secret, or anyone at all, could sign."""
 
@@ -34,9 +23,8 @@ class Client(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
 
     client_cls = OAuth2Client
     server_metadata: dict[str, Any]
-    _discover_at: datetime
 
-    def __init__(self, issuer: str, client_id: str, client_secret: str | None, scopes: str, clock: Clock) -> None:
+    def __init__(self, issuer: str, client_id: str, client_secret: str | None, scopes: str) -> None:
         super().__init__(
             framework=None,
             name="provider",
@@ -50,35 +38,18 @@ class Client(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
                 **({} if client_secret else {"token_endpoint_auth_method": "none"}),
             },
         )
-        self.issuer, self._clock = issuer, clock
+        self.issuer = issuer
 
     def load_server_metadata(self) -> dict[str, Any]:
-        """The provider's metadata, after a check that the issuer is the configured one.
-
-        If it cannot be fetched again, the previous metadata stays in use.
-        """
+        """The metadata of the provider, fetched at the first sign-in; its issuer must be the configured one."""
         # Without a lock: while the provider does not respond, each visitor would wait for all earlier ones.
-        now = self._clock()
         if not self.server_metadata:
-            self._discover(now)
-        elif now >= self._discover_at:
-            self._discover_at = now + timedelta(seconds=DISCOVERY_RETRY_SECONDS)
-            try:
-                self._discover(now)
-            except Exception as error:
-                _log.warning(
-                    "the OpenID provider %s could not be discovered again: %s", self.issuer, describe_error(error)
-                )
+            with self._get_session() as session:
+                address = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+                answer = session.request("GET", address, withhold_token=True)
+                answer.raise_for_status()
+                self.server_metadata = _check_metadata(answer.json(), self.issuer)
         return self.server_metadata
-
-    def _discover(self, now: datetime) -> None:
-        with self._get_session() as session:
-            address = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
-            answer = session.request("GET", address, withhold_token=True)
-            answer.raise_for_status()
-            metadata = _check_metadata(answer.json(), self.issuer)
-        self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
-        self.server_metadata = metadata  # last: a thread that sees it reads the time, too
 
     def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
         """The provider's current keys: a revoked one must not be accepted any more."""
@@ -96,7 +67,6 @@ def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     return {
         "issuer": issuer,
         "id_token_signing_alg_values_supported": list(ALGORITHMS),
-        SAYS_ISSUER: metadata.get(SAYS_ISSUER) is True,
         **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
         **urls,
     }
