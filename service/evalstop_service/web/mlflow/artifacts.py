@@ -12,11 +12,11 @@ import os
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Annotated, BinaryIO, NamedTuple
 from uuid import UUID
 
+from cachetools import TTLCache
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
@@ -44,8 +44,9 @@ _OF_RUN = re.compile(r"(?P<root>(?:.*?/)?(?P<run>[0-9a-f]{32})/artifacts)/(?P<pa
 
 MIN_FREE_BYTES, MIN_FILE_BYTES = 1 << 30, 4096
 """Free space that stays on the disk, which may also hold the database; and what an empty file counts for."""
-MEASURED_SECONDS = 600.0
-"""How long the measured size of a project's folder is relied upon; other replicas, and people, may change it."""
+MEASURED_SECONDS = 60.0
+"""How long the measured size of a project's folder is relied upon: it may then be more than its quota, by what arrives
+meanwhile."""
 
 
 class ArtifactFolder:
@@ -54,7 +55,7 @@ class ArtifactFolder:
     def __init__(self, folder: Path, root: str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
         self.folder, self.root, self.min_free_bytes = folder, root, min_free_bytes
         self._lock = threading.Lock()
-        self._used: dict[UUID, tuple[int, float]] = {}
+        self._used: TTLCache[UUID, int] = TTLCache(10_000, MEASURED_SECONDS)
 
     def list_artifacts(self, project_id: UUID, path: str, prefix: str = "") -> list[Document]:
         """The contents of a folder, by name, with `prefix` before each; empty if there is none. Raises MlflowError."""
@@ -78,30 +79,22 @@ class ArtifactFolder:
         at = parts.index("artifacts") if "artifacts" in parts else 0
         if at + 1 >= len(parts) or not (at >= 2 or (at == 1 and is_uuid(parts[0]))):
             raise invalid_parameter(f"Invalid path {path!r:.300}: a file's path is EXPERIMENT/RUN/artifacts/FILE")
-        self._measure_project(project_id)
-        return Upload(self, project_id, Path(self.folder, project_id.hex, *parts), quota_bytes)
+        room = quota_bytes - self._measure_project(project_id)
+        return Upload(self, Path(self.folder, project_id.hex, *parts), room, quota_bytes)
 
-    def take_bytes(self, project_id: UUID, count: int, quota_bytes: int | None = None) -> bool:
-        """Count bytes that a project adds, or returns if negative; False if it has no room for them."""
+    def _measure_project(self, project_id: UUID) -> int:
+        """The size of a project's files."""
         with self._lock:
-            used, measured_at = self._used.get(project_id, (0, 0.0))
-            if quota_bytes is not None and used + count > quota_bytes:
-                return False
-            self._used[project_id] = used + count, measured_at
-            return True
-
-    def _measure_project(self, project_id: UUID) -> None:
-        with self._lock:
-            _, measured_at = self._used.get(project_id, (0, -MEASURED_SECONDS))
-            if time.monotonic() - measured_at < MEASURED_SECONDS:
-                return
-        used = sum(
-            max(Path(folder, name).lstat().st_size, MIN_FILE_BYTES)
-            for folder, _, names in os.walk(self.folder / project_id.hex)
-            for name in names
-        )
-        with self._lock:
-            self._used[project_id] = used, time.monotonic()
+            used = self._used.get(project_id)
+        if used is None:
+            used = sum(
+                max(Path(folder, name).lstat().st_size, MIN_FILE_BYTES)
+                for folder, _, names in os.walk(self.folder / project_id.hex)
+                for name in names
+            )
+            with self._lock:
+                self._used[project_id] = used
+        return used
 
 
 def split_path(path: str) -> list[str]:
@@ -115,12 +108,11 @@ def split_path(path: str) -> list[str]:
 class Upload:
     """An upload in progress. The file is written beside the projects' folders and moved when it is complete."""
 
-    def __init__(self, artifacts: ArtifactFolder, project_id: UUID, target: Path, quota_bytes: int) -> None:
-        self._artifacts, self._project_id, self._target = artifacts, project_id, target
+    def __init__(self, artifacts: ArtifactFolder, target: Path, room: int, quota_bytes: int) -> None:
+        self._artifacts, self._target, self._room, self._quota_bytes = artifacts, target, room, quota_bytes
         self._temporary = artifacts.folder / "uploads" / new_id().hex
-        self._quota_bytes = quota_bytes
         self._file: BinaryIO | None = None
-        self._size = self._counted = 0
+        self._size = 0
         self._failure: MlflowError | None = None
 
     def write(self, chunk: bytes) -> None:
@@ -133,15 +125,13 @@ class Upload:
                 self._file = self._temporary.open("wb")
             self._size += len(chunk)
             least_free = self._artifacts.min_free_bytes
-            counted = max(self._size, MIN_FILE_BYTES) - self._counted
             if shutil.disk_usage(self._temporary.parent).free - len(chunk) < least_free:
                 message = f"less than {least_free} bytes would remain free on the disk for artifacts"
                 self._fail(MlflowError(503, "TEMPORARILY_UNAVAILABLE", message))
-            elif not self._artifacts.take_bytes(self._project_id, counted, self._quota_bytes):
+            elif max(self._size, MIN_FILE_BYTES) > self._room:
                 message = f"the project's artifacts would exceed its quota of {self._quota_bytes} bytes"
                 self._fail(invalid_parameter(f"{message} ({Quota.ARTIFACT_GIGABYTES})"))
             else:
-                self._counted += counted
                 self._file.write(chunk)
         except OSError as error:
             self._fail(_explain(error))
@@ -153,10 +143,7 @@ class Upload:
             try:
                 self._close_file()
                 self._target.parent.mkdir(parents=True, exist_ok=True)
-                replaced = self._target.stat().st_size if self._target.is_file() else None
                 self._temporary.replace(self._target)
-                if replaced is not None:
-                    self._artifacts.take_bytes(self._project_id, -max(replaced, MIN_FILE_BYTES))
             except OSError as error:
                 self._fail(_explain(error))
         if self._failure is not None:
@@ -167,8 +154,6 @@ class Upload:
         """Discard what arrived when the client has disconnected."""
         self._close_file()
         self._temporary.unlink(missing_ok=True)
-        self._artifacts.take_bytes(self._project_id, -self._counted)
-        self._counted = 0
 
     def _fail(self, failure: MlflowError) -> None:
         self._failure = failure
@@ -352,14 +337,4 @@ def log_outputs(body: requests.LogOutputs, caller: Ingest, logger: Logger, root:
         if output.step and output.step > 0:  # clients send 0 for models without a step
             model = _find_model(output.model_id, caller, logger.database, root)
             logger.register_checkpoint(body.run_id, output.step, model.uri)
-    return {}
-
-
-@tracking_router.post("/runs/log-model")
-def log_model(body: requests.LogModel, logger: Logger, root: Root) -> Document:
-    """Register a model of clients before MLflow 3 as a checkpoint, if the name of its folder has a step."""
-    with logger.database.reading() as tx:
-        uri = load_recorded(tx, [load_run(tx, logger.project_id, body.run_id)], root)[0].artifact_uri
-    if (found := find_checkpoint(body.model_json.artifact_path)) is not None:
-        logger.register_checkpoint(body.run_id, found.step, f"{uri}/{found.path}")
     return {}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 from evalstop_detectors.roles.params import EVAL_TAG
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
@@ -211,18 +211,6 @@ class LogOutputs(RunBody):
     """runs/outputs."""
 
     models: Annotated[list[Output], Field(max_length=MAX_OUTPUTS)] = []
-
-
-class ModelFolder(MlflowBody):
-    """Where the run's artifacts hold a model."""
-
-    artifact_path: str = ""
-
-
-class LogModel(RunBody):
-    """runs/log-model of clients before MLflow 3; `model_json` is a text."""
-
-    model_json: Json[ModelFolder] = ModelFolder()
 
 
 class CreateModel(MlflowBody):

@@ -106,7 +106,6 @@ RUN_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("runs/log-batch", {"metrics": [{"key": "m", "value": 1, "timestamp": 1, "step": -1}]}),
     ("runs/log-inputs", {"datasets": [{}]}),
     ("runs/outputs", {"models": [{}]}),
-    ("runs/log-model", {}),
     ("runs/log-batch", {"params": [{"key": "p", "value": "v"}]}),
     ("runs/log-parameter", {"key": "p", "value": "v"}),
     ("runs/set-tag", {"key": "evalstop.checkpoint.1", "value": "s3://b/1"}),
