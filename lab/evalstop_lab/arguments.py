@@ -1,13 +1,9 @@
-"""Checks of arguments: numbers, as argparse types with errors that name the valid range, files to write, libraries."""
+"""Checks of arguments: numbers, as argparse types with errors that name the valid range."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
-from typing import Any
-
-from evalstop_lab.errors import UnusableArguments
 
 
 def whole_number(text: str) -> int:
@@ -29,16 +25,6 @@ def rate(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and below 1, such as 0.01")
     return value
-
-
-def import_library(module: str, extra: str) -> Any:
-    """Import a module of an extra of this distribution; raises UnusableArguments with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UnusableArguments(
-            f"This needs {error.name}, which is not installed; run pip install 'evalstop-lab[{extra}]'."
-        ) from error
 
 
 def _at_least(least: int, text: str) -> int:

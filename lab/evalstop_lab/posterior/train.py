@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +23,15 @@ from evalstop_detectors.posterior.network import (
     OUTPUTS,
     PLAN_TERMS,
     WEIGHT_ONE,
-    Network,
-    decode_network,
-    round_features,
 )
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from evalstop_lab.arguments import import_library, positive_number
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions
 from evalstop_lab.worlds.prior import LONGEST, DrawnRun, draw_length, draw_run
-from evalstop_lab.worlds.scoring import Share, wilson
 
 RESOLUTION = 256.0  # features are rounded to multiples of 1/256
 KEPT = ((120, 1.0), (400, 0.25), (LONGEST, 0.07))  # longer runs take longer: a share of those up to so many evals
@@ -102,56 +99,6 @@ def list_inputs(runs: Sequence[DrawnRun]) -> list[Given]:
     return [Given(*row) for row in zip(*columns, strict=True)]
 
 
-FALSE_STOPS = 0.01
-CALIBRATION_SEED, REPORTING_SEED = 997, 998
-_BATCH = 128
-_SOONEST = 3  # the detector gives no evidence before this many evals
-
-
-def measure_false_stops(network: Network, runs: int) -> dict[str, Share]:
-    """False stops among healthy runs of the prior, and recall in the rest.
-
-    The threshold stops `FALSE_STOPS` of `runs` calibration runs; the shares are of `runs` others. A turned run that
-    would be stopped before its peak is not found.
-    """
-    calibration = np.array([odds for run, odds, _ in judge_runs(network, CALIBRATION_SEED, runs) if not run.turned])
-    threshold = float(np.quantile(calibration, 1 - FALSE_STOPS)) if len(calibration) else math.inf
-    stopped: dict[bool, list[bool]] = {True: [], False: []}
-    for run, odds, early in judge_runs(network, REPORTING_SEED, runs):
-        stopped[run.turned].append(early < threshold <= odds if run.turned else odds >= threshold)
-    return {
-        name: wilson(stopped[turned].count(True), len(stopped[turned]))
-        for name, turned in (("recall", True), ("healthy runs", False))
-    }
-
-
-def judge_runs(network: Network, seed: int, runs: int) -> Iterator[tuple[DrawnRun, float, float]]:
-    """Draw runs; with each comes the highest log odds of having turned, of a run that turned those from its peak on and
-    those before. The last eval does not count: to stop there saves nothing."""
-    rng = np.random.default_rng(seed)
-    drawn = sorted((draw_run(rng) for _ in range(runs)), key=lambda run: len(run.scores))
-    for begin in range(0, runs, _BATCH):
-        group = drawn[begin : begin + _BATCH]
-        odds = _log_odds(network, group)
-        for index, run in enumerate(group):
-            first = max(_SOONEST - 1, run.peak + 1 if run.turned else 0)
-            early, late = odds[_SOONEST - 1 : first, index], odds[first : len(run.scores) - 1, index]
-            yield run, float(np.max(late, initial=-math.inf)), float(np.max(early, initial=-math.inf))
-
-
-def _log_odds(network: Network, runs: list[DrawnRun]) -> NDArray[np.float64]:
-    """Of shape (evals, runs)."""
-    features = to_batch(runs).features
-    hidden = np.zeros((HIDDEN, len(runs)))
-    odds = np.empty(features.shape[:2])
-    for at, row in enumerate(features):
-        seen = round_features(row.T)
-        hidden = network.step(hidden, seen)
-        planned, unplanned = network.read(hidden, seen)
-        odds[at] = np.maximum(planned[0], unplanned[0])
-    return odds
-
-
 BATCH = 128
 DRAWN_AT_ONCE = 2048
 RATE = 2e-3
@@ -160,7 +107,6 @@ WARMUP_STEPS = 100
 WEIGHT_WILL_TURN, WEIGHT_TO_COME = 0.3, 0.15
 QUANTILES = (0.1, 0.5, 0.9)
 VALIDATION_SEED, VALIDATION_RUNS = 999, 2048
-MOST_JUDGED_RUNS = 20_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -183,14 +129,12 @@ def run(args: argparse.Namespace) -> int:
     gru, head = network["gru"], network["head"]
     data = encode_weights(gru.weight_ih_l0, gru.bias_ih_l0, gru.weight_hh_l0, gru.bias_hh_l0, head.weight, head.bias)
     args.output.write_bytes(data)
-    shares = measure_false_stops(decode_network(data), min(args.runs // 10, MOST_JUDGED_RUNS))
     report = {
         "sha256": hashlib.sha256(data).hexdigest(),
         "runs": args.runs,
         "seed": args.seed,
         "seconds": round(time.time() - started),
         "validation": dict(zip(("turned", "will_turn", "to_come"), losses, strict=True)),
-        "false_stops": {name: asdict(share) for name, share in shares.items()},
         "versions": list_versions() | {"torch": torch.__version__},
     }
     args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -200,7 +144,10 @@ def run(args: argparse.Namespace) -> int:
 
 def import_torch(seed: int) -> Any:
     """Import PyTorch with this seed; raises UnusableArguments if it is not installed."""
-    torch = import_library("torch", "train")
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise UnusableArguments("This needs PyTorch; run pip install 'evalstop-lab[train]'.") from error
     torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
     torch.manual_seed(seed)
     return torch

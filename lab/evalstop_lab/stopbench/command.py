@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,11 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES), help="(default: all)")
     parser.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
     parser.add_argument("--runs", type=positive_number, metavar="N", help="only the first N of each suite, to try it")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("stopbench"), help="folder for the report (default: %(default)s)"
-    )
     add_jobs_option(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, also by family and known length, instead of tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,19 +54,15 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(args.suite)
         raise UnusableArguments(f"There are no held-out seeds of {names}; leave out --seeds held-out.")
     results = {name: _judge_suite(rules, name, args.seeds, args.runs, args.jobs) for name in suites}
-    report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": list_versions()}
-    args.folder.mkdir(parents=True, exist_ok=True)
-    document = json.dumps(to_json_values(report))
-    (args.folder / "report.json").write_text(document + "\n", encoding="utf-8")
     if args.json:
-        sys.stdout.write(document + "\n")
+        report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": list_versions()}
+        sys.stdout.write(json.dumps(to_json_values(report)) + "\n")
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for name, result in results.items():
         _print_suite(console, name, result)
     for name in missing:
         console.print(f"{name} was skipped: its library is not installed.")
-    console.print(f"Wrote report.json (also by family, noise and known length) to {args.folder}/")
     return 0
 
 
@@ -101,7 +95,7 @@ def _print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None
     runs = next(iter(result.values()))["runs"]
     table = new_table(
         f"{name}: {runs} runs",
-        *("rule", "recall", "cliffs", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
+        *("rule", "recall", "cliffs", "false stops", "premature", "delay", "saved", "eval lost"),
         caption="cliffs: sudden falls after which it stopped within six evals; eval lost: of the gain\n"
         "saved: share of the evals after the peaks, minus those lost by wrong stops",
     )
@@ -116,7 +110,6 @@ def _print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None
             format_figure(figures["false_stops"]),
             format_percent(figures["premature"]["value"]),
             format_number(figures["delay"]["value"], 0),
-            format_number(figures["delay_to_bound"]["value"], 1),
             format_figure(figures["saved"]),
             format_percent(figures["eval_lost"]["value"]),
         )

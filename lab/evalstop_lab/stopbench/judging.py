@@ -19,14 +19,12 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.rules import Factory, PolicyRule, load_rule
 from evalstop_lab.worlds import second_suite, third_suite
 from evalstop_lab.worlds.answers import Evaluator
-from evalstop_lab.worlds.noise import LEVELS
 from evalstop_lab.worlds.public_outlines import OUTLINES
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import (
     Outcome,
     OutcomeKind,
     classify_outcome,
-    compare_with_bound,
     estimate_mean,
     score_cliffs,
     score_outcomes,
@@ -84,8 +82,6 @@ SUITES: Mapping[str, Suite] = {
 }
 
 
-BOUND_ERROR = 0.01  # of the tests that a delay is compared with
-
 Judged = Sequence[tuple[Outcome, World]]
 
 
@@ -133,9 +129,8 @@ def keep_highest(world: World, stop: int | None) -> Outcome:
 
 
 def compute_figures(judged: Judged) -> dict[str, Any]:
-    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length."""
+    """The figures of a rule over runs as JSON values: overall, by family, and by known or unknown length."""
     return _compute_group(judged) | {
-        "by_noise": _compute_by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
         "by_family": _compute_by(judged, lambda world: world.family),
         "by_length": _compute_by(judged, lambda world: "unknown" if world.planned_steps is None else "known"),
     }
@@ -158,7 +153,6 @@ def _compute_group(judged: Judged) -> dict[str, Any]:
         "cliffs": asdict(score_cliffs(pairs)),
         "runs": len(judged),
         "delay": asdict(scores.delay),
-        "delay_to_bound": asdict(compare_with_bound(pairs, BOUND_ERROR)),
         "saved": asdict(_compute_saved(judged)),
         "eval_lost": asdict(scores.eval_lost),
     }
@@ -182,8 +176,3 @@ def _compute_saved(judged: Judged) -> Any:
         )
     most = float(np.mean(possible)) if possible else math.nan
     return estimate_mean([value / most for value in saved] if most else [])
-
-
-def _round_noise(level: float) -> float:
-    """The nearest noise level, to group runs."""
-    return min(LEVELS, key=lambda known_level: abs(known_level - level))

@@ -66,13 +66,10 @@ class Score:
     """The figures of a rule over runs. `eval_lost`: the mean difference between best and kept checkpoint, as a share of
     the run's unit."""
 
-    counts: dict[OutcomeKind, int]
     recall: Share
-    precision: Share
     false_stops: Share
     premature: Share
     delay: Figure
-    delay_p90: Figure
     eval_lost: Figure
 
 
@@ -116,16 +113,12 @@ def score_outcomes(pairs: Iterable[tuple[Outcome, Truth]]) -> Score:
     counts = Counter(classify_outcome(outcome, truth) for outcome, truth in pairs)
     hacking = sum(truth.label is Label.HACKING for _, truth in pairs)
     healthy = sum(truth.label is Label.HEALTHY for _, truth in pairs)
-    stopped = counts[OutcomeKind.RIGHT] + counts[OutcomeKind.PREMATURE] + counts[OutcomeKind.FALSE_STOP]
     delays = [float(d) for d in (compute_delay(o, t) for o, t in pairs) if d is not None]
     return Score(
-        counts={item: counts[item] for item in OutcomeKind},
         recall=wilson(counts[OutcomeKind.RIGHT], hacking),
-        precision=wilson(counts[OutcomeKind.RIGHT], stopped),
         false_stops=clopper_pearson(counts[OutcomeKind.FALSE_STOP], healthy),
         premature=wilson(counts[OutcomeKind.PREMATURE], hacking),
         delay=estimate_quantile(delays, 0.5),
-        delay_p90=estimate_quantile(delays, 0.9),
         eval_lost=estimate_mean([lost for o, t in pairs if (lost := compute_eval_loss(o, t)) is not None]),
     )
 
@@ -156,34 +149,6 @@ def score_cliffs(pairs: Iterable[tuple[Outcome, Truth]]) -> Share:
         if classify_outcome(outcome, truth) is OutcomeKind.RIGHT and outcome.stop_step is not None:
             hits += int(outcome.stop_step <= truth.steps[cliff + CLIFF_WAIT - 1])
     return wilson(hits, n)
-
-
-def compute_bound(truth: Truth, alpha: float) -> int | None:
-    """An approximate lower bound on the delay, in evals, of any rule with false alarm probability `alpha`: Lai (1998).
-
-    The smallest n at which the sum over i <= n of (the eval score at the peak - the eval score i evals later)^2 / (2
-    sd^2) reaches ln(1 / alpha). None if the run ends before that, is not hacking, or its noise is unknown.
-    """
-    if truth.noise_sd is None or truth.label is not Label.HACKING:
-        return None
-    fallen = truth.eval_scores[truth.peak] - truth.eval_scores[truth.peak + 1 :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        information = np.cumsum(np.where(fallen == 0, 0.0, fallen**2 / (2 * truth.noise_sd**2)))
-    reached = np.flatnonzero(information >= math.log(1 / alpha))
-    return int(reached[0]) + 1 if len(reached) else None
-
-
-def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> Figure:
-    """The median of delay / bound over the right stops.
-
-    Runs without noise have no ratio: there a single eval after the peak is proof.
-    """
-    ratios = []
-    for outcome, truth in pairs:
-        bound, evals = compute_bound(truth, alpha), compute_delay(outcome, truth)
-        if evals is not None and bound is not None and truth.noise_sd != 0:
-            ratios.append(evals / bound)
-    return estimate_quantile(ratios, 0.5)
 
 
 def wilson(hits: int, n: int) -> Share:

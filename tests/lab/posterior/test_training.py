@@ -21,7 +21,6 @@ def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pyt
     report = json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
     assert report["validation"]["turned"] < 1.031  # untrained it is 1.034
     assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
-    assert report["false_stops"]["healthy runs"]["n"] > 30
     network = decode_network(output.read_bytes())
     features = draw_batches(np.random.default_rng(2), 4, 4)[0].features
     hidden = np.zeros((HIDDEN, 4))

@@ -32,8 +32,8 @@ class ThreeDeclines:
 """
 
 
-def run_stopbench(folder: Path, *arguments: str) -> int:
-    return main(["stopbench", "--jobs", "1", "--folder", str(folder), *arguments])
+def run_stopbench(*arguments: str) -> int:
+    return main(["stopbench", "--jobs", "1", *arguments])
 
 
 def test_custom_rule_equals_the_policy_that_it_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_custom_rule_equals_the_policy_that_it_copies(tmp_path: Path, capsys: py
     rule.write_text(THREE_DECLINES)
     suites = ("drawn-1", "second-1", "trained-1-small")
     rules = "--rule", f"{rule}:ThreeDeclines", "--only", "EvalStop paper"
-    assert run_stopbench(tmp_path, *rules, "--runs", "12", "--json", "--suite", *suites) == 0
+    assert run_stopbench(*rules, "--runs", "12", "--json", "--suite", *suites) == 0
     report = json.loads(capsys.readouterr().out)
     for suite in suites:
         custom, paper = (report["suites"][suite][name] for name in (f"{rule}:ThreeDeclines", "EvalStop paper"))
@@ -57,7 +57,7 @@ def test_failing_rule_and_run_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     rule.write_text(
         "class Broken:\n    def __init__(self, planned_steps): pass\n    def stop(self, *_): return 1 / 0\n"
     )
-    assert run_stopbench(tmp_path, "--rule", f"{rule}:Broken", "--only", "--runs", "1", "--suite", "drawn-1") == 2
+    assert run_stopbench("--rule", f"{rule}:Broken", "--only", "--runs", "1", "--suite", "drawn-1") == 2
     assert "Broken failed at eval 1 of the run" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ def test_runs_with_careful_settings_are_half_healthy() -> None:
 def test_recorded_answers_find_more_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With recorded paired evaluations `cautious` stops more of the runs that turn, and no healthy one."""
     rules = "EvalStop cautious", "EvalStop cautious, evaluate now"
-    assert run_stopbench(tmp_path, "--suite", "language-3", "--only", *rules, "--json") == 0
+    assert run_stopbench("--suite", "language-3", "--only", *rules, "--json") == 0
     result = json.loads(capsys.readouterr().out)["suites"]["language-3"]
     without, answered = (result[rule] for rule in rules)
     assert [round(22 * figures["recall"]["value"]) for figures in (without, answered)] == [5, 7]
@@ -136,4 +136,4 @@ def test_interrupted_command_ends_without_traceback(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(THREE_DECLINES.replace("if score is None:", "raise KeyboardInterrupt\n        if True:"))
     own = ["--only", "--rule", f"{rule}:ThreeDeclines"]
-    assert run_stopbench(tmp_path, "--suite", "drawn-1", "--runs", "1", *own) == 1
+    assert run_stopbench("--suite", "drawn-1", "--runs", "1", *own) == 1

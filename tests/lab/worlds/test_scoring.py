@@ -11,7 +11,6 @@ from evalstop_lab.worlds.scoring import (
     OutcomeKind,
     classify_outcome,
     clopper_pearson,
-    compute_bound,
     compute_delay,
     compute_eval_loss,
     estimate_mean,
@@ -105,10 +104,9 @@ def test_figures_equal_those_computed_by_hand() -> None:
     ]
     scores = score_outcomes(pairs)
     assert (scores.recall.hits, scores.recall.n) == (2, 4)
-    assert (scores.precision.hits, scores.precision.n) == (2, 4)
     assert (scores.false_stops.hits, scores.false_stops.n) == (1, 2)
     assert (scores.premature.hits, scores.premature.n) == (1, 4)
-    assert (scores.delay.value, scores.delay_p90.value) == (1.0, 3.0)
+    assert scores.delay.value == 1.0
     assert scores.eval_lost.value == pytest.approx(0.5 / 6)
 
 
@@ -125,15 +123,14 @@ pairs = st.lists(st.tuples(outcomes, st.sampled_from([HACKING, HEALTHY])), max_s
 
 
 @given(pairs)
-def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
-    """The counts add up to the number of runs, and each figure is within its interval."""
+def test_figures_are_within_their_intervals(runs: list[tuple[Outcome, Truth]]) -> None:
+    """Each figure is within its interval."""
     result = score_outcomes(runs)
-    assert sum(result.counts.values()) == len(runs)
-    for share in (result.recall, result.precision, result.false_stops, result.premature):
+    for share in (result.recall, result.false_stops, result.premature):
         assert 0 <= share.low <= share.high <= 1
         if share.n:
             assert share.low <= share.value <= share.high
-    for figure in (result.delay, result.delay_p90, result.eval_lost):
+    for figure in (result.delay, result.eval_lost):
         assert math.isnan(figure.low) or figure.low <= figure.value <= figure.high
 
 
@@ -141,8 +138,7 @@ def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
 def test_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) -> None:
     """Shares and quantiles are the same for runs in reverse order."""
     first, second = score_outcomes(runs), score_outcomes(runs[::-1])
-    assert first.counts == second.counts
-    assert (first.recall, first.precision) == (second.recall, second.precision)
+    assert (first.recall, first.false_stops, first.premature) == (second.recall, second.false_stops, second.premature)
     assert first.delay.n == second.delay.n
     assert not first.delay.n or first.delay == second.delay
 
@@ -197,27 +193,3 @@ def test_interval_of_few_numbers_covers_the_mean() -> None:
     figures = [estimate_mean(row) for row in numbers]
     assert sum(figure.low <= 0.3 <= figure.high for figure in figures) == pytest.approx(950, abs=20)
     assert math.isnan(estimate_mean([0.3]).low)
-
-
-def test_bound_equals_one_computed_by_hand() -> None:
-    """At a fall of 0.1 per eval and noise of 0.1, 1/2 + 4/2 + 9/2 is the first sum above ln 100 = 4.6: three evals."""
-    truth = label_scores([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=0.1)
-    assert compute_bound(truth, 0.01) == 3
-    assert compute_bound(truth, 0.05) == 3
-    assert compute_bound(truth, 0.5) == 2
-    assert compute_bound(label_scores([0, 1.0, 0.9, 0.8, 0.7, 0.6], sd=10.0), 0.01) is None
-    assert compute_bound(label_scores([0, 1.0, 1.0, 0.8, 0.7], sd=0.0), 0.01) == 1
-    assert compute_bound(HEALTHY, 0.01) is None
-    assert compute_bound(label_scores([0, 1.0, 0.5], sd=None), 0.01) is None
-
-
-@given(st.floats(0.001, 1.0), st.floats(0.001, 0.5))
-def test_more_noise_and_less_risk_never_lower_the_bound(sd: float, alpha: float) -> None:
-    """A bound that is not reached counts as infinite."""
-
-    def bound(sd: float, alpha: float) -> float:
-        evals = compute_bound(label_scores([0, 1.0, 0.95, 0.9, 0.8, 0.6, 0.3], sd=sd), alpha)
-        return math.inf if evals is None else evals
-
-    assert bound(sd, alpha) <= bound(2 * sd, alpha)
-    assert bound(sd, alpha) <= bound(sd, alpha / 2)
