@@ -61,13 +61,12 @@ from evalstop_service.web.api import (
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.json_body import API, name_operation
-from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies, create_identify
+from evalstop_service.web.body import BodyLimit, HearVetoes, create_identify
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SubPath
-from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -76,9 +75,9 @@ _log = logging.getLogger(__name__)
 
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
-RESOURCES = (
-    *(projects, keys, policies, runs, groups, roles, observations),
-    *(checkpoints, decisions, endpoints, pull, audit, precision, proposals, health),
+RESOURCES = (  # the busiest first: FastAPI tries one route after the other
+    *(runs, pull, observations, decisions, checkpoints, health),
+    *(projects, keys, policies, groups, roles, endpoints, audit, precision, proposals),
 )
 
 MLFLOW = "/mlflow"
@@ -132,7 +131,6 @@ def create_app(
     app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
     app.router.routes.extend(health.routes(service_metrics).routes)
     pages.install(app, context, session_secret, _openid(settings))
-    app.router.routes.insert(0, RouteIndex(app.router.routes))
     _put_in_front(app, settings, listener, service_metrics)
     return app
 
@@ -170,10 +168,9 @@ def _create_context(
 def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics) -> None:
     """Add the middleware, the last one first."""
     context: Context = app.state.context
-    held_bodies = HeldBodies()
     app.add_middleware(
         BodyLimit,
-        held_bodies=held_bodies,
+        limits=context.limits,
         identify=create_identify(app.state.pages),
         compressible=[f"{API}{observations.PATH_OF_MANY}"],
         streamed_below=(UPLOADS,),
@@ -186,8 +183,7 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         context.clock,
         partial(tell_trainer, context.database, context.clock),
         partial(offer_exploit, context.database, context.clock),
-        held_bodies.known,
-        context.limits.processor,
+        context.limits,
     )
     entrance = Entrance(ingest_endpoint, context.limits)
     addressed: ASGIApp = entrance

@@ -16,7 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database, Work
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.limits import ACTIVE_SECONDS, ROUTE_MS, Lane, Places, Processor
+from evalstop_service.web.limits import ACTIVE_SECONDS, ROUTE_MS, Lane, Limits, Processor
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
@@ -25,9 +25,6 @@ from tests.fixtures.projects import create_project
 from tests.service.web.api.fake_committer import FakeCommitter
 
 BUSY, OTHER = Work("busy", "a"), Work("other", "b")
-
-
-POOL = Places("long bodies", 10**6, 10**6, 10**6)
 
 
 class RecordedCharges(RateLimit):
@@ -188,16 +185,10 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
     run_id, limit = uuid4(), RateLimit(Rate(burst=1.0, per_second=1e-9))
     loop = Loop(limit=limit)
     committer = cast(Committer, FakeCommitter({run_id}))
-    endpoint = IngestEndpoint(
-        refuse_all,
-        committer,
-        KeyCache(embedded_database, 60.0),
-        utc_now,
-        lambda _: False,
-        lambda _: None,
-        POOL,
-        loop.processor,
-    )
+    limits = Limits()
+    limits.processor = loop.processor
+    key_cache = KeyCache(embedded_database, 60.0)
+    endpoint = IngestEndpoint(refuse_all, committer, key_cache, utc_now, lambda _: False, lambda _: None, limits)
 
     async def post(secret: str) -> int:
         statuses = list[int]()

@@ -1,12 +1,6 @@
 """Bodies of requests: who sends one, how much of all bodies may be held while they arrive, and decompression.
 
-The sender is identified before any of the body is held. It has a share of each pool, and others cannot fill these:
-
-| pool | for | in all | a key | a project |
-|---|---|---|---|---|
-| decisions | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB | 4 MiB |
-| bodies | other bodies of a key or session | 64 MiB | 16 MiB | 32 MiB |
-| strangers | bodies without a valid key or session, and the sign-in form | 8 MiB | 512 KiB per address | |
+The sender is identified before any of the body is held.
 """
 
 from __future__ import annotations
@@ -36,6 +30,7 @@ from evalstop_service.web.limits import (
     MAX_BODY_BYTES,
     RECEIVED_AT,
     SIGN_IN,
+    Limits,
     Places,
     in_thread,
     is_decision_path,
@@ -54,8 +49,6 @@ else:
 SHORT_BYTES = 64 * 1024
 """Largest body of a decision, and the most that is held without a valid key or session."""
 
-_MIB = 2**20
-
 MOST_PARTS = 1_100_000
 """Limit on lists, objects, strings and commas in a body; a batch of 10,000 observations with all their fields has
 160,000."""
@@ -73,20 +66,6 @@ _TOO_LARGE = Problem(
     ProblemKind.BODY_TOO_LARGE,
     f"the limit is {MAX_BODY_BYTES} bytes; send the observations in smaller batches. Nothing was stored",
     headers={"Connection": "close"},
-)
-
-_BUSY = Problem(
-    503,
-    ProblemKind.OVERLOADED,
-    "too many large bodies arrive at once; nothing was stored. Send the same request again in a second",
-    headers={"Retry-After": "1", "Connection": "close"},
-)
-
-_SHARE_USED = Problem(
-    429,
-    ProblemKind.TOO_MANY_REQUESTS,
-    "too many of your bodies arrive at once; nothing was stored. Send this one again in a second",
-    headers={"Retry-After": "1", "Connection": "close"},
 )
 
 _STRANGER = Problem(
@@ -109,22 +88,6 @@ class Sender:
     project_id: UUID | None = None
 
 
-class HeldBodies:
-    """The pools of one process."""
-
-    def __init__(self) -> None:
-        self.known = Places("bodies", most=64 * _MIB, of_key=16 * _MIB, of_project=32 * _MIB)
-        self._decisions = Places("bodies of decisions", most=8 * _MIB, of_key=_MIB, of_project=4 * _MIB)
-        self._strangers = Places("bodies without a key", most=8 * _MIB, of_key=_MIB // 2, of_project=_MIB // 2)
-
-    def select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> Places:
-        """The pool for a body; `declared_bytes`: its declared length, or None."""
-        if not sender.known or path == SIGN_IN:
-            return self._strangers
-        is_short = declared_bytes is not None and declared_bytes <= SHORT_BYTES
-        return self._decisions if is_short and sender.reports and is_decision_path(path) else self.known
-
-
 @dataclass(frozen=True, eq=False)
 class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `MAX_BODY_BYTES`, 415 to compressed ones, 401 to bodies over 64 KiB
@@ -137,7 +100,7 @@ class BodyLimit:
     """
 
     app: ASGIApp
-    held_bodies: HeldBodies
+    limits: Limits
     identify: Callable[[Scope], Awaitable[Sender]]
     compressible: Collection[str] = ()
     streamed_below: tuple[str, ...] = ()
@@ -150,14 +113,14 @@ class BodyLimit:
         refusal: Problem | None = None
         try:
             await self._answer_request(scope, receive, send)
-        except Problem as problem:
-            refusal = problem.with_traceback(None)  # some are raised again and again, and would keep their frames
+        except (Problem, Overloaded, TooOften) as error:
+            refusal = problem_of(error).with_traceback(None)  # some are raised again and again, and would keep frames
         if refusal is not None:
             # Only after the body is released: refusals are sent slowly, and bodies that still arrive need the room.
             await self.refusal(refusal, scope["path"])(scope, receive, send)
 
     async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the sender of a body, hold it and pass it on. Raises Problem."""
+        """Identify the sender of a body, hold it and pass it on. Raises Problem, Overloaded and TooOften."""
         path: str = scope["path"]
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         encoding = headers.get(b"content-encoding", "").strip().lower() or "identity"
@@ -177,8 +140,7 @@ class BodyLimit:
         # A stranger's body is not worth the time to decompress it.
         if not sender.known and not (is_plain and (size or 0) <= SHORT_BYTES):
             raise _STRANGER
-        pool = self.held_bodies.select_pool(sender, path, size if is_plain else None)
-        with _Held(pool, sender) as held:
+        with _Held(self._select_pool(sender, path, size if is_plain else None), sender) as held:
             body = await _receive_body(receive, held)
             if body is None:
                 return
@@ -190,6 +152,13 @@ class BodyLimit:
                 detail += "send the observations in smaller batches. Nothing was stored"
                 raise Problem(413, ProblemKind.BODY_TOO_LARGE, detail)
             await self.app(scope, replay([{"type": "http.request", "body": body}], receive), send)
+
+    def _select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> Places:
+        if not sender.known or path == SIGN_IN:
+            return self.limits.bodies_of_strangers
+        is_short = declared_bytes is not None and declared_bytes <= SHORT_BYTES
+        of_decision = is_short and sender.reports and is_decision_path(path)
+        return self.limits.bodies_of_decisions if of_decision else self.limits.bodies
 
 
 def _check_head(path: str, encoding: str, is_compressible: bool) -> None:
@@ -209,17 +178,12 @@ class _Held:
         self._pool, self._sender, self.size = pool, sender, 0
 
     def grow(self, size: int) -> None:
-        """Hold so many bytes in all; raises Problem."""
+        """Hold so many bytes in all; raises Problem, and the errors of the pool."""
         if size > MAX_BODY_BYTES:
             raise _TOO_LARGE
         if size > SHORT_BYTES and not self._sender.known:
             raise _STRANGER
-        try:
-            self._pool.take(self._sender.work, max(0, size - self.size))
-        except Overloaded:
-            raise _BUSY from None
-        except TooOften:
-            raise _SHARE_USED from None
+        self._pool.take(self._sender.work, max(0, size - self.size))
         self.size = max(self.size, size)
 
     def __enter__(self) -> _Held:

@@ -13,7 +13,9 @@ waits for its share of the threads and of the processor. Decisions have a lane o
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
 | processor | of the event loop and of threads, while others send requests | | half | half |
-| bodies | bytes of arriving bodies, in the pools of `web.body` | 80 MiB | a quarter of a pool | half of a pool |
+| `bytes of bodies` | of keys and sessions | 64 MiB | 16 MiB | 32 MiB |
+| `bytes of decisions` | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB | 4 MiB |
+| `bytes of strangers` | bodies without a valid key or session, and the sign-in form | 8 MiB | 512 KiB an address | |
 | edits | processor time to judge runs anew: `ingest.costs` | | a tenth | a fifth |
 """
 
@@ -43,7 +45,8 @@ from evalstop_service.store.database import WORK, Work
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MAX_BODY_BYTES = 8 * 2**20
+_MIB = 2**20
+MAX_BODY_BYTES = 8 * _MIB
 """Largest body of a request, as sent and decompressed."""
 
 RETRY_SECONDS = 1.0
@@ -283,6 +286,9 @@ class Limits:
         self.count_refused = refused
         self.requests = Places("requests", most=400, of_key=32, of_project=200, refused=refused)
         self.pulls = Places("pulls", most=200, of_key=100, of_project=100, refused=refused)
+        self.bodies = Places("bytes of bodies", 64 * _MIB, 16 * _MIB, 32 * _MIB, refused)
+        self.bodies_of_decisions = Places("bytes of decisions", 8 * _MIB, _MIB, 4 * _MIB, refused)
+        self.bodies_of_strangers = Places("bytes of strangers", 8 * _MIB, _MIB // 2, _MIB // 2, refused)
         self._costly, self._costly_of_project = RateLimit(COSTLY), RateLimit(COSTLY_OF_PROJECT)
         self.processor = Processor(delayed)
         self._ordinary, self._decisions = (Lane(count, self.processor) for count in (threads, DECISION_THREADS))

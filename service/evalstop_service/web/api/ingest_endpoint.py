@@ -33,7 +33,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web import problems
 from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
-from evalstop_service.web.limits import MAX_BODY_BYTES, ROUTE_MS, Places, Processor, in_thread, set_sender
+from evalstop_service.web.limits import MAX_BODY_BYTES, ROUTE_MS, Limits, in_thread, set_sender
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
@@ -52,8 +52,7 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 @dataclass(frozen=True, eq=False)
 class IngestEndpoint:
-    """ASGI middleware in front of the app; `pool` counts bodies that arrive in parts, `processor` limits the time of a
-    sender."""
+    """ASGI middleware in front of the app."""
 
     path: ClassVar = "/api/v1/runs/{run_id}/observations"
 
@@ -63,8 +62,7 @@ class IngestEndpoint:
     clock: Clock
     tell_trainer: Callable[[Decision], bool]
     offer_exploit: Callable[[Run], Exploit | None]
-    pool: Places
-    processor: Processor
+    limits: Limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -89,8 +87,8 @@ class IngestEndpoint:
             return
         set_sender(key.id, key.project_id)
         sender = WORK.get()
-        await self.processor.wait_for_share(sender)
-        began = self.processor.begin_post(sender)
+        await self.limits.processor.wait_for_share(sender)
+        began = self.limits.processor.begin_post(sender)
         try:
             events = await self._receive_body(receive, length)
             has_arrived = events[-1]["type"] == "http.request" and not events[-1].get("more_body", False)
@@ -101,7 +99,7 @@ class IngestEndpoint:
                 message = Message(key.project_id, _parse_id(path[1]), Observations(points), key.id)
                 await self._answer_request(scope, receive, send, message)
         finally:
-            self.processor.end_post(sender, began)
+            self.limits.processor.end_post(sender, began)
 
     async def _answer_request(self, scope: Scope, receive: Receive, send: Send, message: Message) -> None:
         run_id = str(message.run_id)
@@ -128,7 +126,7 @@ class IngestEndpoint:
         """The events of a body, all of them unless it does not arrive, or too much of such bodies arrives at once."""
         events = [await receive()]
         if events[0].get("more_body", False):
-            with suppress(Overloaded, TooOften), self.pool.hold(WORK.get(), length):
+            with suppress(Overloaded, TooOften), self.limits.bodies.hold(WORK.get(), length):
                 while events[-1].get("more_body", False):
                     events.append(await receive())
         return events
@@ -138,7 +136,7 @@ class IngestEndpoint:
         try:
             await self.app(scope, receive, send)
         finally:
-            self.processor.charge(WORK.get(), ROUTE_MS)
+            self.limits.processor.charge(WORK.get(), ROUTE_MS)
 
 
 def _read_headers(scope: Scope) -> tuple[str, int] | None:

@@ -21,7 +21,6 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.mlflow import artifacts, experiments, protocol, runs
 from evalstop_service.web.mlflow.artifacts import ArtifactFolder
 from evalstop_service.web.mlflow.protocol import MlflowError, problem_response
-from evalstop_service.web.route_index import RouteIndex
 
 __all__ = ["UPLOADS", "ArtifactFolder", "create_app", "problem_response"]
 
@@ -42,9 +41,8 @@ def create_app(context: Context, service_metrics: ServiceMetrics, artifact_folde
 @cache
 def _routes() -> list[BaseRoute]:
     """The routes of MLflow's API, built once per process, because that takes FastAPI long."""
-    routers = experiments.router, runs.router, artifacts.tracking_router, artifacts.router, _others
-    routes = [route for router in routers for route in router.routes]
-    return [RouteIndex(routes), *routes]
+    routers = runs.router, experiments.router, artifacts.tracking_router, artifacts.router, _others
+    return [route for router in routers for route in router.routes]
 
 
 _others = APIRouter()
