@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evalstop_detectors import Observation
-from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
 
@@ -21,24 +20,9 @@ def drop_non_finite(history: Sequence[Observation]) -> list[Observation]:
 
 def k_decline(detector: KDecline, history: Sequence[Observation]) -> Reference:
     evals = drop_non_finite(history)
-    falls = [
-        index >= max(1, detector.warmup_evals) and item.value < evals[index - 1].value - detector.min_delta
-        for index, item in enumerate(evals)
-    ]
+    falls = [index > 0 and item.value < evals[index - 1].value - detector.min_delta for index, item in enumerate(evals)]
     length = count_trailing(falls)
     return (length, evals[-length - 1].step) if length else (0, None)
-
-
-def k_below_best(detector: KBelowBest, history: Sequence[Observation]) -> Reference:
-    evals = drop_non_finite(history)
-    below = [
-        index >= max(1, detector.warmup_evals)
-        and item.value < max(earlier.value for earlier in evals[:index]) - detector.tolerance
-        for index, item in enumerate(evals)
-    ]
-    length = count_trailing(below)
-    highest = max((item.value for item in evals), default=0)
-    return (length, min(item.step for item in evals if item.value == highest)) if length else (0, None)
 
 
 def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Reference:
@@ -56,7 +40,6 @@ def count_trailing(flags: Sequence[bool]) -> int:
 
 
 REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Reference]] = {
-    "k_below_best": k_below_best,
     "k_decline": k_decline,
     "non_finite": non_finite,
 }

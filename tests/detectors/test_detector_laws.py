@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Thresholds
 from evalstop_detectors.detectors.gao_fit import GaoFit
-from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
 
-from tests.detectors.evidence import collect_evidence, collect_values
+from tests.detectors.evidence import collect_values
 from tests.detectors.strategies import AnyDetector, eval_series
 
 
@@ -23,17 +22,12 @@ from tests.detectors.strategies import AnyDetector, eval_series
         (KDecline(), [3, 2, 1, 1, 0], [0, 1, 2, 0, 1]),
         (KDecline(), [3, 2, math.nan, 1, -math.inf, 0], [0, 1, 1, 2, 2, 3]),
         (KDecline(min_delta=1), [3, 2, 0.5, -2], [0, 0, 1, 2]),
-        (KDecline(warmup_evals=3), [5, 4, 3, 2, 1], [0, 0, 0, 1, 2]),
-        (KDecline(warmup_evals=1), [5, 4, 3], [0, 1, 2]),
         (KDecline(), [1.7e308, -1.7e308], [0, 1]),
-        (KBelowBest(), [3, 1, 2, 3, 2, 4], [0, 1, 2, 0, 1, 0]),
-        (KBelowBest(tolerance=1), [3, 2, 1, 0, 2.5], [0, 0, 1, 2, 0]),
-        (KBelowBest(warmup_evals=3), [5, 4, 3, 2, 1], [0, 0, 0, 1, 2]),
         (NonFinite(), [math.nan, 1, math.inf, math.nan, 0], [1, 0, 1, 2, 0]),
     ],
 )
 def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float], expected: list[float]) -> None:
-    """The counts equal those computed by hand, also with NaN, infinities and warm-up."""
+    """The counts equal those computed by hand, also with NaN and infinities."""
     assert collect_values(detector, eval_series(scores)) == expected
 
 
@@ -42,7 +36,6 @@ def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float]
     [
         (KDecline(k=1), Thresholds(None, 1)),
         (KDecline(k=3), Thresholds(2, 3)),
-        (KBelowBest(k=5), Thresholds(4, 5)),
         (NonFinite(), Thresholds(1, None)),
         (GaoFit(), Thresholds(0.99, None)),
     ],
@@ -50,14 +43,6 @@ def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float]
 def test_thresholds_follow_from_the_parameters(detector: AnyDetector, expected: Thresholds) -> None:
     """Counting detectors suspect at k - 1 and stop at k; baselines only stop; non_finite and gao_fit only suspect."""
     assert detector.thresholds == expected
-
-
-@pytest.mark.parametrize("detector", [KDecline(warmup_evals=2), KBelowBest(warmup_evals=2)])
-def test_warmup_is_noted(detector: AnyDetector) -> None:
-    """During the warm-up the note counts the values; afterwards it describes the count."""
-    notes = [evidence.note for evidence in collect_evidence(detector, eval_series([5, 4, 3, 2]))]
-    assert notes[0] == "warming up: 1 of 2 values of eval seen"
-    assert all("consecutive" in note for note in notes[1:])
 
 
 @pytest.mark.parametrize(

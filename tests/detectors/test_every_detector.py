@@ -29,7 +29,7 @@ from tests.detectors.strategies import (
 )
 
 every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
-AMOUNTS = ("min_delta", "tolerance")
+AMOUNTS = ("min_delta",)
 # To these detectors one value far below the others is an outlier, not a lower level.
 ROBUST_TO_OUTLIERS = {"divergence", "gao_fit", "posterior", "river_drift", "sudden_change"}
 # These detectors use KL in nats, whatever the unit of the eval.

@@ -1,4 +1,4 @@
-"""river_drift: it counts the drifts that River detects, continues from a stored state, and validates parameters."""
+"""river_drift: it counts the drifts that River detects, and continues from a stored state."""
 
 from __future__ import annotations
 
@@ -12,27 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from evalstop_detectors import Evidence, InvalidPolicy, policy_from_document
+from evalstop_detectors import Evidence
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.river_drift import (
-    Param,
-    RiverDrift,
-    RiverDriftState,
-    begun,
-    drift_detectors,
-    largest_change,
-)
+from evalstop_detectors.detectors.river_drift import RiverDrift, RiverDriftState, begun, largest_change
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from river import drift
 
-from tests.detectors.strategies import RIVER_PARAMETERS, eval_series
+from tests.detectors.strategies import eval_series
 
-detectors = st.builds(
-    lambda river, memory: RiverDrift(detector=river[0], params=river[1], memory=memory),
-    st.sampled_from(RIVER_PARAMETERS),
-    st.sampled_from([16, 32, 1024]),
-)
+NAMES: Sequence[Any] = ("ADWIN", "KSWIN", "PageHinkley")
+detectors = st.builds(RiverDrift, st.sampled_from(NAMES))
 
 
 def run_detector(
@@ -48,10 +38,10 @@ def run_detector(
     return collected, state
 
 
-def create_scores(seed: int, levels: Sequence[float] = (0, 4, 0, -4, 0, 2)) -> list[float]:
-    """Noisy scores, 20 on each level."""
+def create_scores(seed: int, levels: Sequence[float] = (0, 40, 0, -40, 0, 20)) -> list[float]:
+    """Noisy scores, 80 on each level."""
     rng = random.Random(seed)
-    return [level + rng.gauss(0, 1) for level in levels for _ in range(20)]
+    return [level + rng.gauss(0, 1) for level in levels for _ in range(80)]
 
 
 def count_drifts(river_detector: Any, values: Sequence[float]) -> list[int]:
@@ -76,39 +66,25 @@ def count_drifts(river_detector: Any, values: Sequence[float]) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("PageHinkley", {"threshold": 10.0}),
-        ("PageHinkley", {"min_instances": 5, "threshold": 3, "mode": "down"}),
-        ("ADWIN", {"clock": 1}),
-        ("KSWIN", {"window_size": 20, "stat_size": 8, "seed": 1}),
-    ],
-)
-def test_count_equals_drifts_of_river(name: str, params: dict[str, Param]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_count_equals_drifts_of_river(name: Any) -> None:
     """A River detector that is fed directly and resets itself detects the same drifts."""
-    expected = count_drifts(vars(drift)[name](**params), create_scores(7))
-    evidence, _ = run_detector(RiverDrift(detector=name, params=params), create_scores(7))
+    expected = count_drifts(vars(drift)[name](**({"seed": 1} if name == "KSWIN" else {})), create_scores(7))
+    evidence, _ = run_detector(RiverDrift(name), create_scores(7))
     assert [item.value for item in evidence] == expected
     assert max(expected) > 0
 
 
-@settings(max_examples=40)
-@given(detector=detectors, seed=st.integers(0, 1000), indices=st.sets(st.integers(0, 119), max_size=8))
+@settings(max_examples=10, deadline=None)
+@given(detector=detectors, seed=st.integers(0, 1000), indices=st.sets(st.integers(0, 479), max_size=8))
 def test_stored_state_continues_exactly(detector: RiverDrift, seed: int, indices: set[int]) -> None:
     """A state that is stored and read back at any evals gives the same evidence and final state."""
     values = create_scores(seed)
     assert run_detector(detector, values, frozenset(indices)) == run_detector(detector, values)
 
 
-@pytest.mark.parametrize(("name", "params"), RIVER_PARAMETERS)
-def test_parameters_of_these_tests_detect_drifts(name: str, params: dict[str, Param]) -> None:
-    """With the parameters of these tests, each River detector detects a downward drift."""
-    assert max(item.value for item in run_detector(RiverDrift(detector=name, params=params), create_scores(3))[0]) > 0
-
-
-@given(detector=detectors, seed=st.integers(0, 1000), cut=st.integers(1, 100))
-@settings(max_examples=30)
+@given(detector=detectors, seed=st.integers(0, 1000), cut=st.integers(1, 400))
+@settings(max_examples=10, deadline=None)
 def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int) -> None:
     """Two continuations of one state do not share the River object that the state caches."""
     values = create_scores(seed)
@@ -125,35 +101,32 @@ def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int)
 
 
 def test_state_does_not_depend_on_its_river_object() -> None:
-    """A copied state has no River object, and a detector with other parameters ignores the cached one."""
+    """A copied state has no River object, and a detector of another kind ignores the cached one."""
     values = create_scores(1)
-    detector, other = RiverDrift(params={"threshold": 10.0}), RiverDrift(params={"threshold": 1e9})
-    _, state = run_detector(detector, values[:60])
+    _, state = run_detector(RiverDrift("PageHinkley"), values[:60])
     copied = copy.deepcopy(state)
     assert copied == state
     assert not vars(copied)
     for item in eval_series(values[60:], 60):
-        state, evidence = other.step(state, item)
-        copied, evidence_of_copy = other.step(copied, item)
+        state, evidence = RiverDrift("ADWIN").step(state, item)
+        copied, evidence_of_copy = RiverDrift("ADWIN").step(copied, item)
         assert evidence == evidence_of_copy
     assert state == copied
-    assert state != run_detector(detector, values)[1]
 
 
 def test_rise_is_no_evidence() -> None:
     """An upward drift leaves the count at 0, or lowers it by 1 after a downward drift."""
-    detector = RiverDrift(params={"min_instances": 5, "threshold": 10.0})
-    rising, _ = run_detector(detector, create_scores(2, (0, 4, 8, 12)))
+    rising, _ = run_detector(RiverDrift(), create_scores(2, (0, 40, 80, 120)))
     assert {item.value for item in rising} == {0.0}
-    dipped, _ = run_detector(detector, create_scores(2, (8, 0, 8)))
-    assert dipped[39].value == 1
-    assert dipped[59].value == 0
-    assert dipped[59].turn_step is None
+    dipped, _ = run_detector(RiverDrift(), create_scores(2, (80, 0, 80)))
+    assert dipped[159].value == 1
+    assert dipped[239].value == 0
+    assert dipped[239].turn_step is None
 
 
 def test_turn_is_placed_at_the_fall() -> None:
     """The turn is the last eval before the change of the mean."""
-    evidence, _ = run_detector(RiverDrift(params={"threshold": 10.0}), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
+    evidence, _ = run_detector(RiverDrift(), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
     assert (evidence[-1].value, evidence[-1].turn_step) == (1, 39)
 
 
@@ -168,62 +141,19 @@ def test_largest_change_is_signed(inputs: list[float], split: int, fall: int) ->
     assert largest_change([-item for item in inputs]) == (-change, index)
 
 
-@pytest.mark.parametrize("memory", [16, 64])
-def test_state_size_is_bounded(memory: int) -> None:
-    """Without a drift, the older half of the inputs is dropped when `memory` is reached."""
-    detector = RiverDrift(params={"threshold": 1e9, "min_instances": 8}, memory=memory)
-    state, sizes = detector.start(), []
-    for item in eval_series([math.sin(index) for index in range(300)]):
-        state, _ = detector.step(state, item)
+def test_state_size_is_bounded() -> None:
+    """Without a drift, the older half of 256 inputs is dropped."""
+    state, sizes = RiverDrift().start(), []
+    for item in eval_series([math.sin(index) for index in range(600)]):
+        state, _ = RiverDrift().step(state, item)
         sizes.append(len(state.inputs))
-    assert max(sizes) == memory - 1
-    assert min(sizes[memory:]) == memory // 2
+    assert max(sizes) == 255
+    assert min(sizes[256:]) == 128
 
 
-def test_every_river_detector_runs() -> None:
-    """ADWIN, KSWIN, PageHinkley and every other detector of River runs with its defaults and a fixed seed."""
-    assert {"ADWIN", "KSWIN", "PageHinkley"} <= set(drift_detectors())
-    for name in drift_detectors():
-        evidence, _ = run_detector(RiverDrift(detector=name), create_scores(1))
-        assert all(math.isfinite(item.value) for item in evidence)
-    assert begun("KSWIN", {}, ()).seed == 1  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"detector": "DDM"}, ["DDM", "binary errors", "ADWIN, "]),
-        ({"detector": "HDDM_A"}, ["'HDDM_A'", "ADWIN, "]),
-        ({"detector": "DriftRetrainingClassifier"}, ["ADWIN, "]),
-        ({"detector": "__name__"}, ["ADWIN, "]),
-        ({"params": {"treshold": 5}}, ["'treshold'", "min_instances, delta, threshold, alpha, mode"]),
-        ({"params": {"threshold": "5"}}, ["threshold is '5'", "a number"]),
-        ({"params": {"threshold": True}}, ["threshold is True", "a number"]),
-        ({"params": {"threshold": math.inf}}, ["threshold is inf", "a number"]),
-        ({"params": {"min_instances": 2.5}}, ["min_instances is 2.5", "whole number from 1 to 512"]),
-        ({"params": {"mode": "sideways"}}, ["PageHinkley", "mode"]),
-        ({"params": {"mode": 1}}, ["mode is 1", "text"]),
-        ({"params": {"mode": None}}, ["params"]),
-        ({"detector": "ADWIN", "params": {"clock": 0}}, ["clock is 0", "whole number from 1"]),
-        ({"detector": "ADWIN", "params": {"max_buckets": 0}}, ["max_buckets is 0"]),
-        ({"detector": "KSWIN", "params": {"alpha": 2}}, ["KSWIN", "Alpha"]),
-        ({"detector": "KSWIN", "params": {"window_size": 20, "stat_size": 15}}, ["KSWIN", "population"]),
-        ({"detector": "KSWIN", "params": {"seed": -1}}, ["seed is -1"]),
-        ({"detector": "KSWIN", "params": {"window": "abc"}}, ["'window'", "alpha, window_size, stat_size, seed"]),
-        ({"detector": "KSWIN", "memory": 100}, ["window_size is 100", "to 50, half of `memory`"]),
-        (
-            {"detector": "DummyDriftDetector", "params": {"dynamic_cloning": 1}},
-            ["dynamic_cloning is 1", "true or false"],
-        ),
-    ],
-)
-def test_invalid_parameters_are_refused(params: dict[str, Any], words: list[str]) -> None:
-    """Parameters that River would refuse now or later are refused with their path when the policy is read."""
-    document = {"name": "p", "members": [{"detector": "river_drift", "params": params}]}
-    with pytest.raises(InvalidPolicy) as error:
-        policy_from_document(document)
-    assert "$.members[0].params" in str(error.value)
-    assert all(word in str(error.value) for word in words), str(error.value)
+def test_seed_of_kswin_is_fixed() -> None:
+    """KSWIN draws, so that its seed is always the same."""
+    assert begun("KSWIN", ()).seed == 1  # type: ignore[attr-defined]
 
 
 def test_river_is_not_imported_before_it_can_report() -> None:
@@ -231,7 +161,7 @@ def test_river_is_not_imported_before_it_can_report() -> None:
     never imports the other detectors, which bring scipy.stats."""
     program = (
         "import sys; from evalstop_detectors import *; policy = policy_from_document({'name': 'p', 'members': "
-        "[{'detector': 'river_drift', 'params': {'memory': 256}}]}); "
+        "[{'detector': 'river_drift'}]}); "
         "run = [Observation(MetricRole.EVAL, step, step % 3) for step in range(30)]; "
         "state = replay(policy, run[:29]); assert 'river' not in sys.modules; "
         "advance(policy, state, run[29:]); assert 'river' in sys.modules; "

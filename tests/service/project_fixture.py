@@ -43,7 +43,7 @@ ALL_ROLES_POLICY: dict[str, Any] = {
         {"detector": "k_decline", "params": {"k": 2}},
         {"detector": "k_decline", "params": {"k": 2, "role": "proxy"}},
         {"detector": "non_finite", "params": {"role": "kl"}},
-        {"detector": "k_below_best", "params": {"k": 10, "role": "loss"}},
+        {"detector": "k_decline", "id": "loss", "params": {"k": 10, "role": "loss"}},
     ],
 }
 """A policy with a detector for each metric role."""

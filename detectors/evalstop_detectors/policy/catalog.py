@@ -15,7 +15,6 @@ from evalstop_detectors.detectors.detector import Detector, Evidence, Kind
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
-from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
@@ -107,7 +106,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "divergence": Divergence,
     "focus": Focus,
     "gao_fit": GaoFit,
-    "k_below_best": KBelowBest,
     "k_decline": KDecline,
     "non_finite": NonFinite,
     "posterior": Posterior,

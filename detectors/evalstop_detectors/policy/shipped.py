@@ -48,7 +48,7 @@ _AT_1_PERCENT: dict[str, Any] = {"observe": True, "suspect_at": None, "stop_at":
 _OBSERVERS: list[dict[str, Any]] = [
     {"detector": "k_decline", "params": {"k": 3}, "observe": True, "suspect_at": None, "stop_at": 3.0},
     {"detector": "focus", "params": {}} | _AT_1_PERCENT,
-    {"detector": "river_drift", "params": {"memory": 256}} | _AT_1_PERCENT,
+    {"detector": "river_drift", "params": {}} | _AT_1_PERCENT,
     {"detector": "divergence", "params": {}} | _AT_1_PERCENT,
     {"detector": "gao_fit", "params": {}} | _AT_1_PERCENT,
 ]

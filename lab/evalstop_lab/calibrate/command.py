@@ -37,7 +37,7 @@ HEALTHY = list_families(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
 EXAMPLES = """examples:
   evalstop-lab calibrate k_decline
-  evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05
+  evalstop-lab calibrate k_decline --params '{"min_delta": 0.02}' --rates 0.01 0.02 0.05
   evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 > ours.json
 
 With --false-stops the later evals of the runs of a SOURCE show whether each is healthy or turned. The threshold is

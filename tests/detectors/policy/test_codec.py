@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests.detectors.strategies import policies
 
-ON_LOSS: dict[str, Any] = {"detector": "k_below_best", "params": {"role": "loss"}, "stop_at": 3}
+ON_LOSS: dict[str, Any] = {"detector": "k_decline", "params": {"role": "loss"}, "stop_at": 3}
 
 VALID: dict[str, Any] = {
     "name": "careful",
@@ -93,7 +93,7 @@ def test_document_contains_all_defaults() -> None:
     """Defaults are written out, so that changed defaults of a later release do not change a stored policy."""
     document = policy_to_document(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}))
     (member,) = document["members"]
-    assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "role": "eval"}
+    assert member["params"] == {"k": 3, "min_delta": 0.0, "role": "eval"}
     assert json.dumps([member["suspect_at"], member["stop_at"]]) == "[2.0, 3.0]"
     assert (document["at_least"], document["eval_required"]) == (1, True)
 
@@ -222,7 +222,7 @@ PARAMS = (*FIRST, "params")
         (("members", 1, "stop_at"), 1.7, ["`$.members[1].stop_at`", "is 1.7", "from 0 to 1", "or null"]),
         (("members", 1, "suspect_at"), 1.0000001, ["`$.members[1].suspect_at`", "is 1.0000001", "at most 1"]),
         (PARAMS, [], ["`$.members[0].params`", "object"]),
-        (PARAMS, {"patience": 3}, ["`patience`", "`$.members[0].params`", "min_delta", "warmup_evals"]),
+        (PARAMS, {"patience": 3}, ["`patience`", "`$.members[0].params`", "min_delta", "role"]),
         ((*PARAMS, "k"), 0, ["`$.members[0].params.k`", "from 1 to 1000000"]),
         ((*PARAMS, "k"), 10**9, ["`$.members[0].params.k`", "from 1 to 1000000"]),
         ((*PARAMS, "k"), 2.5, ["`$.members[0].params.k`", "whole number"]),

@@ -30,7 +30,6 @@ from evalstop_detectors import (
     step,
     to_columns,
 )
-from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
@@ -278,11 +277,10 @@ def test_withheld_stop_is_issued_when_the_condition_is_met() -> None:
 
 def test_turn_is_the_earliest_of_the_stopping_detectors() -> None:
     """The turn step of a stop is the earliest turn step of the detectors that call for it."""
-    members = (*single_member_policy(KDecline(k=1)).members, *single_member_policy(KBelowBest(k=1)).members)
-    verdict = replay(Policy("both", members, at_least=2), eval_series([9, 7, 8, 6])[1:]).verdict
-    assert (verdict.step, verdict.turn_step) == (3, 2)
-    verdict = replay(Policy("both", members, at_least=2, min_evals=4), eval_series([9, 7, 8, 6])).verdict
-    assert (verdict.step, verdict.turn_step) == (3, 0)
+    detectors = (KDecline(k=1), KDecline(k=1, min_delta=1))
+    members = tuple(Member(detector, detector.thresholds) for detector in detectors)
+    verdict = replay(Policy("both", members, at_least=2), eval_series([9, 8.5, 7])).verdict
+    assert (verdict.step, verdict.turn_step) == (2, 0)
 
 
 def test_run_without_observations_continues() -> None:
@@ -292,10 +290,10 @@ def test_run_without_observations_continues() -> None:
 
 
 class Failing(KDecline, frozen=True):
-    """A detector that raises an exception at its third finite value."""
+    """A detector that raises an exception at its third value, if the second is a decline."""
 
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
-        if state.seen == 2:
+        if state.declines == 1:
             raise ValueError("a fault of its own")
         return super().step(state, observation)
 

@@ -112,7 +112,7 @@ def test_call_for_a_stop_is_an_alarm() -> None:
 
 def test_default_member_ids_are_detector_names() -> None:
     """Members without an id are named after their detector, with numbers that avoid the given ids."""
-    members = [{"detector": "k_decline"}, {"detector": "k_decline"}, {"detector": "k_below_best", "id": "k_decline"}]
+    members = [{"detector": "k_decline"}, {"detector": "k_decline"}, {"detector": "focus", "id": "k_decline"}]
     policy = policy_from_document({"name": "p", "members": members})
     assert policy.ids == ("k_decline-2", "k_decline-3", "k_decline")
     assert policy_from_document(policy_to_document(policy)).ids == policy.ids

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.own_history import assess_claim, calibrate_policy, count_runs_needed, is_for_calibration
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
@@ -26,13 +26,13 @@ def test_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.Cap
     families = ("plateau", "stairs", "gao_rl")
     rows = [row for seed in range(60) for row in draw_world(families[seed % 3], seed, length=40).rows()]
     log, file = write_jsonl(tmp_path / "runs.jsonl", rows), tmp_path / "ours.json"
-    arguments = ["calibrate", str(log), "--false-stops", "0.1", "--detector", "k_below_best", "--jobs", "1"]
+    arguments = ["calibrate", str(log), "--false-stops", "0.1", "--detector", "k_decline", "--jobs", "1"]
     assert main(arguments) == 0
     printed = capsys.readouterr()
     file.write_text(printed.out)
     runs = read_runs([log])
     runs.settle()
-    document = calibrate_policy(list(runs.by_name.values()), KBelowBest(), 0.1, 1)
+    document = calibrate_policy(list(runs.by_name.values()), KDecline(), 0.1, 1)
     assert json.loads(printed.out) == document["policy"]
     assert all(sentence in printed.err for sentence in document["words"])
     healthy = [run for run in runs.by_name.values() if assess_run(run.scores()).run_outcome is RunOutcome.HEALTHY]
@@ -63,13 +63,13 @@ def test_too_few_healthy_runs_are_refused(tmp_path: Path) -> None:
     """The message has the number of healthy runs; ten in each part are enough for a threshold, but not for a lower one
     to suspect at."""
     with pytest.raises(UnusableArguments, match="Only 0 of 1 runs are healthy"):
-        calibrate_policy([Run("a")], KBelowBest(), 0.01, 1)
+        calibrate_policy([Run("a")], KDecline(), 0.01, 1)
     runs = list(read_runs([write_jsonl(tmp_path / "runs.jsonl", rising_rows(30))]).by_name.values())
     calibrating = [run for run in runs if is_for_calibration(run.name)]
     others = [run for run in runs if not is_for_calibration(run.name)]
     with pytest.raises(UnusableArguments, match="9 for calibration and 10 to evaluate it"):
-        calibrate_policy([*calibrating[:9], *others[:10]], KBelowBest(), 0.1, 1)
-    document = calibrate_policy([*calibrating[:10], *others[:10]], KBelowBest(), 0.1, 1)
+        calibrate_policy([*calibrating[:9], *others[:10]], KDecline(), 0.1, 1)
+    document = calibrate_policy([*calibrating[:10], *others[:10]], KDecline(), 0.1, 1)
     assert document["healthy"] == 20
     (member,) = document["policy"]["members"]
     assert (member["suspect_at"], member["stop_at"]) == (None, 1.0)

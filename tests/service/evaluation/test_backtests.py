@@ -32,8 +32,8 @@ from tests.service.web.pages.recorded_runs import (
 FALLING_RUN = load_recorded_evals("np-0044")
 RISING_RUN = load_recorded_evals("np-0082")
 
-EARLY_POLICY: dict[str, Any] = {"name": "early-stop", "members": [{"detector": "k_below_best", "params": {"k": 2}}]}
-NEVER_POLICY: dict[str, Any] = {"name": "never", "members": [{"detector": "k_below_best", "params": {"k": 900}}]}
+EARLY_POLICY: dict[str, Any] = {"name": "early-stop", "members": [{"detector": "k_decline", "params": {"k": 1}}]}
+NEVER_POLICY: dict[str, Any] = {"name": "never", "members": [{"detector": "k_decline", "params": {"k": 900}}]}
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_backtest_finds_stops_and_their_outcomes(tenant: Tenant) -> None:
     )
     findings = {finding.run_name: finding for finding in same_policy.findings}
     assert set(findings) == {"hacking", "healthy"}
-    assert findings["hacking"].step == findings["hacking"].decided_step == 280
+    assert findings["hacking"].step == findings["hacking"].decided_step == 270
     assert findings["hacking"].outcome == "right"
     assert 0 < (findings["hacking"].hours_after or 0) < 20
     assert not any(finding.differs for finding in findings.values())

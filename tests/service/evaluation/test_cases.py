@@ -86,8 +86,8 @@ def test_calls_of_all_detectors_are_judged(shadow_project: ProjectFixture) -> No
     """A case has the calls of deciding and observing detectors, each as right as a stop at its step; a label judges
     them again."""
     policy = {"name": "panel", "members": [{"detector": "k_decline", "params": {"k": 3}}]}
-    for k, name in ((1, "hasty"), (8, "slow"), (20, "silent")):
-        observer = {"detector": "k_below_best", "id": name, "params": {"k": k}, "stop_at": k, "observe": True}
+    for name, detector, stop_at in (("hasty", "k_decline", 1), ("slow", "focus", 250), ("silent", "focus", 300)):
+        observer = {"detector": detector, "id": name, "stop_at": stop_at, "observe": True}
         policy["members"].append(observer)  # type: ignore[attr-defined]
     shadow_project.add_policy(policy)
     run = open_flagged_run(shadow_project, 0.5, 0.3, 0.2, 0.1, 0.1, policy="panel")

@@ -114,7 +114,7 @@ def test_detectors_of_a_policy_are_measured_on_the_same_runs(project_with_cases:
     enforced = groups["watch-all-roles", 1, "k_decline"]
     assert enforced.precision.value == pytest.approx(3 / (3 + 4 / 0.1))
     assert enforced.counts["stopped"] == {"right": 9, "wrong": 0, "unknown": 0}, "labels, which do not count"
-    silent = groups["watch-all-roles", 1, "k_below_best"]
+    silent = groups["watch-all-roles", 1, "loss"]
     assert silent.precision.value is None
     assert silent.counts["passed"] == {"right": 0, "wrong": 7, "unknown": 0}
 

@@ -119,7 +119,7 @@ def test_extreme_numbers_pass_every_detector(admin: httpx.Client) -> None:
     """The largest and smallest doubles are stored, and the run's response is valid JSON."""
     members = [
         {"detector": "k_decline"},
-        {"detector": "k_below_best", "params": {"tolerance": 1e308}},
+        {"detector": "k_decline", "params": {"min_delta": 1e308}},
         {"detector": "non_finite"},
     ]
     expect_json(admin.post("/policies", json={"name": "all", "members": members}), 201)

@@ -40,7 +40,7 @@ LEVEL_POLICY: dict[str, Any] = policy_to_document(
         {
             "name": "level",
             "members": [
-                {"detector": "k_below_best", "params": {"k": 5}},
+                {"detector": "k_decline", "params": {"k": 4}},
                 *({"detector": "non_finite", "id": name, "params": {"role": name}} for name in ("eval", "proxy", "kl")),
             ],
         }

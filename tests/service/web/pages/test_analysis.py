@@ -35,8 +35,8 @@ def test_evidence_equals_that_of_the_monitor() -> None:
     verdict = replay(policy, observed)
     assert [track.values[-1] for track in tracks] == [item.value for item in verdict.evidence if item is not None]
     track = tracks[0]
-    assert (track.member, track.stop_at) == ("k_below_best", 5)
-    assert track.call_step == track.steps[track.values.index(5)] == 280
+    assert (track.member, track.stop_at) == ("k_decline", 4)
+    assert track.call_step == track.steps[track.values.index(4)] == 270
 
 
 @SQLITE_ONLY
@@ -46,7 +46,7 @@ def test_analysis_has_the_evidence_of_each_detector(visitor: httpx.Client, tenan
     tenant.post_evals(run, HACKING[:29])
     evidence = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert evidence["note"] == analysis.REPLAYED
-    assert [track["member"] for track in evidence["tracks"]] == ["k_below_best"]
+    assert [track["member"] for track in evidence["tracks"]] == ["k_decline"]
 
 
 @SQLITE_ONLY
@@ -70,7 +70,7 @@ def test_long_run_shows_stored_evidence(visitor: httpx.Client, tenant: Tenant) -
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert chart["note"] == analysis.STORED
     track = chart["tracks"][0]
-    assert (track["steps"][:2], track["values"][:2]) == ([270, 280], [4, 5])
+    assert (track["steps"][:2], track["values"][:2]) == ([260, 270], [3, 4])
 
 
 @SQLITE_ONLY
@@ -84,7 +84,7 @@ def test_run_that_is_not_judged_shows_stored_evidence(
         tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(detector_failure="it failed"))
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert chart["note"] == analysis.STORED
-    assert chart["tracks"][0]["values"][:2] == [4, 5]
+    assert chart["tracks"][0]["values"][:2] == [3, 4]
 
 
 @SQLITE_ONLY

@@ -61,7 +61,7 @@ def test_stopped_run_shows_reason_and_checkpoint(visitor: httpx.Client, tenant: 
     html = get_html(visitor, f"/runs/{run.id}")
     assert f"Stopped at step {decision.step}. The job is confirmed to be gone." in html
     assert escape(decision.best_checkpoint.uri) in html
-    for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
+    for words in ("evalstop-receiver process", "SIGTERM", "k_decline", "4711", "verdict: stop", "stop requested"):
         assert words in html
 
 
@@ -147,7 +147,7 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     shadow = tenant.open_run("shadow", mode="shadow")
     tenant.post_evals(shadow, HACKING[:29])
     html = get_html(visitor, f"/runs/{shadow.id}")
-    assert "Would have been stopped at step 280. The run is in shadow: recorded, not carried out." in html
+    assert "Would have been stopped at step 270. The run is in shadow: recorded, not carried out." in html
     with database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, tenant.id, "early", 1, StageTerms(0.9, 0.2), now)
     staged, _ = tenant.open_stopped_run("staged", HACKING, policy="early")
@@ -157,12 +157,12 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     assert "unless vetoed before" in get_html(visitor, f"/runs/{run.id}")
     tenant.apply_command(decision, Vetoed(now, "ada", "a known dip"))
     html = get_html(visitor, f"/runs/{run.id}")
-    assert "The stop at step 280 was vetoed" in html
+    assert "The stop at step 270 was vetoed" in html
     assert "a known dip" in html
     tenant.change_settings(paused_at=now, paused_by="<ada>")
     on_hold, _ = tenant.open_stopped_run("held", HACKING[:29])
     html = get_html(visitor, f"/runs/{on_hold.id}")
-    assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 280" in html
+    assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 270" in html
     tenant.change_settings(paused_at=None, paused_by=None)
     late, decision = tenant.open_stopped_run("late", HACKING[:29], now - timedelta(hours=2))
     veto_windows.request_stops(database, now, lambda _: now)

@@ -133,7 +133,7 @@ def test_draft_is_backtested_and_saved(
     tenant.post_evals(run, HACKING)
     tenant.finish_run(run)
     page, token = "/policies/level/edit", read_csrf_token(visitor)
-    assert "k_below_best" in visitor.get(page).text
+    assert "k_decline" in visitor.get(page).text
     draft = {"document": json.dumps(level_document(min_evals=12)), "csrf": token}
     assert visitor.post(f"{page}/try", data={"document": "{}"}).status_code == 403
     for invalid, message in (

@@ -51,7 +51,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
         "gpus": 8.0,
         "gpu_hours": 80.0,
         "detectors": ["k_decline"],
-        "calls": {name: judge_call("right") for name in ("k_below_best", "eval", "proxy", "kl")},
+        "calls": {name: judge_call("right") for name in ("k_decline", "eval", "proxy", "kl")},
         "stated_risk": 0.05,
         "job_kind": "__proto__",
     }
@@ -71,7 +71,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
     figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
     assert figures["running"][0]["precision"]["value"] == 0.75
     by_detector = {row["name"]: row["running"][-1]["precision"]["value"] for row in figures["detectors"]}
-    assert by_detector == {"k_below_best": 1.0}, "the others never call"
+    assert by_detector == {"k_decline": 1.0}, "the others never call"
     assert "There is no policy “levle”: did you mean “level”?" in get_text(visitor, "/precision?policy=%00levle")
 
 
