@@ -24,7 +24,7 @@ from pathlib import Path
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable
 from evalstop_client.latest_answer import EXPLOIT_DECISION, Exploit
 from evalstop_client.observations import format_time
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import set_process_attribute
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -144,7 +144,7 @@ class ChildJob:
         self._exited.set()
 
 
-class ProcessJobControl:
+class ProcessJobControl(JobControl):
     """Controls one job, for the runs started in it.
 
     `ancestor` is the process whose descendants are all part of the job: the receiver once it adopts orphans and has no

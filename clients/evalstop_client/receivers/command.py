@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import Done, copy_environment
 from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import (
@@ -96,16 +96,14 @@ def list_names(commands: Mapping[str, Template]) -> frozenset[str]:
     return frozenset[str]().union(*(command.names for command in commands.values()))
 
 
-class CommandJobControl:
+class CommandJobControl(JobControl):
     """Ends jobs with commands, one for each of `OPERATIONS` that is possible.
 
-    `own_labels`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; other values are
-    refused. `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command,
-    as 0 does to LSF's bkill.
+    `own_labels`: the labels of runs that this receiver handles. `patterns`: for the whole value of labels; other values
+    are refused. A harmless text may still mean all jobs to a command, as 0 does to LSF's bkill.
     """
 
     name = "evalstop-receiver command"
-    part = None
 
     def __init__(
         self,
@@ -113,14 +111,12 @@ class CommandJobControl:
         environment: Mapping[str, str],
         *,
         own_labels: Mapping[str, str] | None = None,
-        allow: Mapping[str, frozenset[str]] | None = None,
         patterns: Mapping[str, re.Pattern[str]] | None = None,
         command_seconds: float = 60.0,
     ) -> None:
         self._commands = commands
         self._environment = environment
         self._own_labels = own_labels or {}
-        self._allow = allow or {}
         self._patterns = patterns or {}
         self._command_seconds = command_seconds
 
@@ -128,14 +124,10 @@ class CommandJobControl:
         """Check the labels that the commands need; runs nothing."""
         if any(request.labels.get(name) != value for name, value in self._own_labels.items()):
             return ForeignJob()
-        for name, values in self._allow.items():
-            if request.labels.get(name) not in values:
-                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
         for name, pattern in self._patterns.items():
             if not pattern.fullmatch(request.labels.get(name, "")):
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")
-        known_values = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
-        facts = {name: allowed(name, known_values.get(name, "")) for name in sorted(list_names(self._commands))}
+        facts = {name: allowed(name, request.labels.get(name, "")) for name in sorted(list_names(self._commands))}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
@@ -202,10 +194,6 @@ def _first_line(result: Done) -> str:
     return next((line.strip()[:100] for line in result.output.splitlines() if line.strip()), "")
 
 
-IDS = frozenset({"run_id", "decision_id"})
-"""Placeholders that the receiver fills itself."""
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", dest="cancel", required=True, metavar="COMMAND", help="cancels the job")
@@ -219,13 +207,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--resume", metavar="COMMAND", help="resumes a parked or stopped job; must be safe to run on a running job")
     add("--mine", action="append", default=[], metavar="LABEL=VALUE", help="handle only runs with this label")
-    add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="allowed value of this label")
     add(
         "--pattern",
         action="append",
         default=[],
         metavar="LABEL=REGEX",
-        help="pattern for the whole value of a label; required for each label in a command",
+        help="pattern for the whole value of a label, such as user=ann|bob; required for each label in a command",
     )
     add_seconds(parser, "--command-seconds", 60.0, "timeout of each command")
     add_service_options(parser)
@@ -235,17 +222,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
     own_labels = dict(parse_pairs(options.mine, "--mine"))
-    allow: dict[str, frozenset[str]] = {}
-    for name, value in parse_pairs(options.allow, "--allow"):
-        allow[name] = allow.get(name, frozenset()) | {value}
     texts = {name: getattr(options, name) for name in OPERATIONS}
     commands = {name: parse_template(text) for name, text in texts.items() if text is not None}
     action = CommandJobControl(
         commands,
         copy_environment(options.secret_env, options.key_env),
         own_labels=own_labels,
-        allow=allow,
-        patterns=_parse_patterns(options.pattern, list_names(commands) - IDS),
+        patterns=_parse_patterns(options.pattern, list_names(commands)),
         command_seconds=options.command_seconds,
     )
     return run_receiver(action, options, "command")

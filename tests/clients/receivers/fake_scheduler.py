@@ -6,13 +6,13 @@ import threading
 from dataclasses import dataclass, field
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 
 UNAVAILABLE = SchedulerUnavailable("it is being restarted")
 
 
 @dataclass
-class FakeScheduler:
+class FakeScheduler(JobControl):
     """One job, called 7; `calls` is what was done to it, in order.
 
     `ends_on`: the call that ends the job, None for none. `saves`: whether the job can be asked for a checkpoint.

@@ -63,6 +63,7 @@ def test_missing_secret_gets_503(listener: ListeningReceiver) -> None:
         b'{"type": "run.stop_requested"}',
         b'{"type": "run.stop_requested", "data": {"run": [], "decision": {}, "verdict": {}}}',
         b'{"type": "run.stop_requested", "data": {"run": {"id": 1}, "decision": {"id": "x"}, "verdict": {}}}',
+        b'{"type": "run.stop_requested", "data": {"run": {"id": "1"}, "decision": {"id": "../x"}, "verdict": {}}}',
     ],
 )
 def test_signed_malformed_body_gets_422(listener: ListeningReceiver, body: bytes) -> None:
@@ -73,7 +74,8 @@ def test_signed_malformed_body_gets_422(listener: ListeningReceiver, body: bytes
 
 def test_oversized_body_gets_413(listener: ListeningReceiver) -> None:
     """A body over 1 MiB gets 413; one of exactly 1 MiB is read."""
-    assert post_event(listener.url, b" " * (BODY_LIMIT_BYTES + 1)).status_code == 413
+    head = f"POST / HTTP/1.0\r\nContent-Length: {BODY_LIMIT_BYTES + 1}\r\n\r\n"
+    assert b" 413 " in send_raw(listener.url, head.encode()).splitlines()[0]
     assert post_event(listener.url, b" " * BODY_LIMIT_BYTES).status_code == 422
 
 

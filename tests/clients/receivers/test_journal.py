@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.clients.webhooks import make_stop_event
 
 REQUEST = parse_stop_request("msg_1", make_stop_event({"slurm_job_id": "7"}))
-TRAVERSAL = parse_stop_request("msg_2", make_stop_event({}, "../../etc/passwd"))
+OTHER = parse_stop_request("msg_2", make_stop_event({}, "decision-2"))
 
 
 @pytest.fixture
@@ -91,19 +91,10 @@ def test_forget_keeps_unfinished_stops(folder: Path) -> None:
     """Old stops are deleted only when they are done."""
     journal = Journal(folder)
     journal.record_stop(REQUEST, Stop(0, Phase.DONE, report_answered=True))
-    journal.record_stop(TRAVERSAL, Stop(0, Phase.REPORTING, report=Report("failed", "")))
+    journal.record_stop(OTHER, Stop(0, Phase.REPORTING, report=Report("failed", "")))
     journal.delete_finished(before=10.0)
-    assert [entry.request for entry in journal.list_unfinished()] == [TRAVERSAL]
+    assert [entry.request for entry in journal.list_unfinished()] == [OTHER]
     assert journal.find_entry(REQUEST.decision_id) is None
-    journal.close()
-
-
-def test_decision_id_cannot_leave_the_folder(folder: Path) -> None:
-    """A decision id with a path in it is stored under its digest."""
-    journal = Journal(folder)
-    journal.begin_stop(TRAVERSAL, 0.0)
-    (file,) = folder.glob("*.json")
-    assert len(file.stem) == 64
     journal.close()
 
 
@@ -116,13 +107,13 @@ def test_second_receiver_cannot_open_the_journal(folder: Path) -> None:
 
 
 def test_unreadable_file_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged file, or one of a later version, is logged and does not keep the others from being read."""
+    """A damaged file, or one of another version, is logged and does not keep the others from being read."""
     journal = Journal(folder)
     journal.begin_stop(REQUEST, 0.0)
     (folder / "broken.json").write_text("{")
-    (folder / "later.json").write_text(json.dumps({"version": 99}))
+    (folder / "later.json").write_text(json.dumps({"stops": []}))
     reopened = reopen(journal, folder)
     assert len(reopened.list_unfinished()) == 1
     assert "broken.json" in caplog.text
-    assert "version 99" in caplog.text
+    assert "later.json" in caplog.text
     reopened.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, Receiver, StopRequest
+from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, Receiver, StopRequest
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
@@ -48,7 +48,7 @@ class FakeJob:
 
 
 @dataclass
-class FakeCluster:
+class FakeCluster(JobControl):
     """A scheduler of many jobs whose calls fail at random, before or after they take effect."""
 
     chance: random.Random

@@ -91,7 +91,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["command", "--run", "a {job_id}"], "--check"),
     (["command", "--run", "a {", "--check", "b"], "brace"),
     (["command", "--run", "a {job_id}", "--check", "b"], "for {job_id}"),
-    (["command", "--run", "a", "--check", "b {run_id} {user}"], "for {user}"),
+    (["command", "--run", "a", "--check", "b {user}"], "for {user}"),
     ([*COMMAND, "--pattern", "job_id=["], "--pattern"),
     (["command", "--run", "{program}", "--check", "b"], "program"),
     ([*COMMAND, "--mine", "nonsense"], "NAME=VALUE"),

@@ -27,7 +27,16 @@ from evalstop_client.receivers.kubernetes.workloads import (
     read_labels,
 )
 from evalstop_client.receivers.stop.idle_returns import add_return_option
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
+from evalstop_client.receivers.stop.job_control import (
+    ForeignJob,
+    Gone,
+    Job,
+    JobControl,
+    Parked,
+    Present,
+    StopRequest,
+    Unproven,
+)
 from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -36,14 +45,13 @@ SUSPENDED = "Suspended"
 OVERDUE = timedelta(seconds=2)  # beyond a pod's grace period, which Kubernetes counts in whole seconds
 
 
-class KubernetesJobControl:
+class KubernetesJobControl(JobControl):
     """`namespaces`: where workloads may be stopped; None: wherever Kubernetes permits it.
 
     `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
     """
 
     name = "evalstop-receiver kubernetes"
-    part = None
 
     def __init__(
         self,
@@ -84,10 +92,6 @@ class KubernetesJobControl:
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
         now = self._get_pods(job).list()  # missing permission to list pods is detected now, not after the cancel
         return replace(job, facts={**job.facts, "found_at": now.isoformat()})
-
-    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """False: pods save on SIGTERM, within their grace period."""
-        return False
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Suspend it, annotated with the reason; its pods have their own grace period."""

@@ -34,9 +34,12 @@ class Kind:
         return self.name
 
     def selector(self, workload: Object) -> str:
-        """The selector of the pods of a workload: a Job's own one, which `manualSelector` may have set."""
-        if own := at(workload, "spec", "selector") if self is JOB else None:
-            return _format_selector(own)
+        """The selector of the pods of a workload: a Job's own one, which `manualSelector` may have set.
+
+        Its expressions are left out: they exclude no pod that names the Job as its controller.
+        """
+        if self is JOB and (own := at(workload, "spec", "selector")):
+            return ",".join(f"{name}={value}" for name, value in (own.get("matchLabels") or {}).items())
         metadata = workload["metadata"]
         cluster = at(workload, "status", "rayClusterName") or metadata["name"]
         return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
@@ -128,13 +131,3 @@ def set_field(path: tuple[str, ...], value: Any) -> dict[str, Any]:
         change = {name: change}
     assert isinstance(change, dict)
     return change
-
-
-def _format_selector(selector: Object) -> str:
-    """A selector of the API as a query."""
-    terms = [f"{name}={value}" for name, value in (selector.get("matchLabels") or {}).items()]
-    for term in selector.get("matchExpressions") or []:
-        key, values = term["key"], ",".join(term.get("values") or [])
-        formats = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
-        terms.append(formats.get(term["operator"], f"!{key}"))
-    return ",".join(terms)

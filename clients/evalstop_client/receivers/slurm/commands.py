@@ -180,7 +180,7 @@ class Programs:
         changing = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
         inherited = {name: value for name, value in environment.items() if not name.startswith(changing)}
         self._environment = {**inherited, "LC_ALL": "C"}
-        self._config: str | None = None
+        self._name: str | None = None
         self._has_accounting: bool | None = None
 
     def list_missing(self) -> list[str]:
@@ -188,7 +188,14 @@ class Programs:
         return [name for name in REQUIRED if not self._is_installed(name)]
 
     def name(self) -> str:
-        return self._read_config("ClusterName")
+        """The name of the cluster."""
+        if self._name is None:
+            result = self._run_command("scontrol", "show", "config")
+            match = re.search(r"^ClusterName\s*=\s*(.*?)\s*$", result.output, re.MULTILINE)
+            if result.exit_code != 0 or match is None:
+                raise SchedulerUnavailable(f"scontrol: {result.last_line}")
+            self._name = match[1]
+        return self._name
 
     def jobs(self, job_id: str) -> list[Record]:
         """The records of this id and of its other components, from squeue; for some minutes also of ended jobs."""
@@ -275,17 +282,6 @@ class Programs:
         if any(sign in output for sign in FORBIDDEN):
             raise RequestRefused(f"Slurm does not permit it: {result.last_line}")
         raise SchedulerUnavailable(result.last_line)
-
-    def _read_config(self, name: str) -> str:
-        if self._config is None:
-            result = self._run_command("scontrol", "show", "config")
-            if result.exit_code != 0:
-                raise SchedulerUnavailable(f"scontrol: {result.last_line}")
-            self._config = result.output
-        match = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
-        if match is None:
-            raise SchedulerUnavailable(f"scontrol show config does not show {name}")
-        return match[1]
 
     def _is_installed(self, name: str) -> bool:
         return shutil.which(name, path=self._environment.get("PATH")) is not None

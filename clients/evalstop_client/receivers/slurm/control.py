@@ -23,6 +23,7 @@ from evalstop_client.receivers.stop.job_control import (
     ForeignJob,
     Gone,
     Job,
+    JobControl,
     Parked,
     Present,
     StopRequest,
@@ -42,7 +43,7 @@ FOR_RESOURCES = frozenset({"", "Priority", "Resources"})
 """Reasons of pending jobs that GPUs would help, unlike held ones, those with dependencies and those at a limit."""
 
 
-class SlurmJobControl:
+class SlurmJobControl(JobControl):
     """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any."""
 
     name = "evalstop-receiver slurm"

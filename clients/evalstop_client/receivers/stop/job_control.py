@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from evalstop_client.errors import ConfigurationError, EventMalformed, RequestRefused
 
@@ -14,6 +15,9 @@ STOP_ESCALATED = "run.stop_escalated"
 PARK_REQUESTED = "run.park_requested"
 RESUME_REQUESTED = "run.resume_requested"
 EXPLOIT_REQUESTED = "run.exploit_requested"
+
+DECISION_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+"""It names a file of the journal."""
 
 MOST_REASON = 400
 """Maximum number of characters of a reason passed to a scheduler."""
@@ -105,7 +109,7 @@ class ForeignJob:
 
 
 class JobControl(Protocol):
-    """Controls jobs of one scheduler.
+    """Controls jobs of one scheduler. What only some schedulers can do has a default.
 
     Every method may raise SchedulerUnavailable, after which it is called again, and RequestRefused, which fails the
     stop. After a restart each may be called again: cancelling or killing a job that is ending or gone must be
@@ -116,15 +120,15 @@ class JobControl(Protocol):
     def name(self) -> str:
         """Its name in reports, such as `evalstop-receiver process`."""
 
-    @property
-    def part(self) -> str | None:
-        """What it can end of a job that goes on, as in `StopRequest.ends`; None: only whole jobs."""
+    part: str | None = None
+    """What it can end of a job that goes on, as in `StopRequest.ends`; None: only whole jobs."""
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Find the job by the run's labels; RequestRefused if it may not be stopped."""
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Make the job save a checkpoint and continue; False if this job has no way to request one."""
+        return False
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Have the scheduler end the job, with the scheduler's grace period."""
@@ -148,13 +152,12 @@ class JobControl(Protocol):
         A job that has survived the stop runs on.
         """
 
-
-@runtime_checkable
-class CopyStarter(Protocol):
-    """A job control that can restart a job from the checkpoint of another run; elsewhere trainers do so themselves."""
-
     def start_copy(self, request: StopRequest) -> bool:
-        """Begin to; False if this job is not to be restarted. Raises EventMalformed."""
+        """Begin to restart a job from the checkpoint of another run; False if its trainer does so itself.
+
+        Raises EventMalformed.
+        """
+        return False
 
 
 def parse_event(body: bytes) -> dict[str, Any]:
@@ -173,11 +176,11 @@ def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest
     run, decision, verdict = (_object(event, "data", name) for name in ("run", "decision", "verdict"))
     labels = run.get("labels")
     best = _object(event, "data").get("best_checkpoint")
-    if not isinstance(run.get("id"), str) or not isinstance(decision.get("id"), str):
-        raise EventMalformed("data.run.id and data.decision.id must be strings.")
+    if not isinstance(run.get("id"), str) or not DECISION_ID.fullmatch(str(decision.get("id"))):
+        raise EventMalformed("data.run.id and data.decision.id must be the ids of a run and a decision.")
     return StopRequest(
         webhook_id=webhook_id,
-        decision_id=decision["id"],
+        decision_id=str(decision["id"]),
         run_id=run["id"],
         run_name=str(run.get("name", "")),
         labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},

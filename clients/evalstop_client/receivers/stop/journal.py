@@ -6,11 +6,9 @@ where it was and obeys no decision twice. Small files, not a database: the folde
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -29,9 +27,7 @@ except ImportError:  # pragma: no cover  # not on Windows, where nothing keeps t
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-VERSION = 1
 RETENTION_SECONDS = 90 * 86_400.0
-MAX_IN_MEMORY = 10_000  # finished stops kept without a folder
 LOCK_SECONDS = 2.0  # a command that a killed receiver was about to start holds its lock until the command runs
 
 
@@ -124,17 +120,13 @@ class Journal:
             self._delete(decision_id)
             return
         if self.folder is not None:
-            _write_durably(_locate_entry(self.folder, decision_id), _to_document(entry))
-        elif len(self._stops) >= MAX_IN_MEMORY:
-            finished_id = next((id_ for id_, other in self._stops.items() if other.stop.phase is Phase.DONE), None)
-            if finished_id is not None:
-                del self._stops[finished_id]
+            _write_durably(self.folder / f"{decision_id}.json", _to_document(entry))
         self._stops[decision_id] = entry
 
     def _delete(self, decision_id: str) -> None:
         self._stops.pop(decision_id, None)
         if self.folder is not None:
-            _locate_entry(self.folder, decision_id).unlink(missing_ok=True)
+            (self.folder / f"{decision_id}.json").unlink(missing_ok=True)
 
     def _load_folder(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.json")):
@@ -171,11 +163,6 @@ def _lock_folder(folder: Path) -> IO[str]:
     return file
 
 
-def _locate_entry(folder: Path, decision_id: str) -> Path:
-    legible = decision_id if re.fullmatch(r"[A-Za-z0-9-]{1,64}", decision_id) else ""
-    return folder / f"{legible or hashlib.sha256(decision_id.encode(errors='replace')).hexdigest()}.json"
-
-
 def _write_durably(file: Path, document: Mapping[str, Any]) -> None:
     temporary = file.with_suffix(".tmp")
     with temporary.open("w") as stream:
@@ -192,12 +179,10 @@ def _write_durably(file: Path, document: Mapping[str, Any]) -> None:
 
 def _to_document(entry: JournalEntry) -> dict[str, Any]:
     request = entry.request
-    return {"version": VERSION, "webhook_id": request.webhook_id, "event": request.event, "stop": asdict(entry.stop)}
+    return {"webhook_id": request.webhook_id, "event": request.event, "stop": asdict(entry.stop)}
 
 
 def _parse_document(document: Mapping[str, Any]) -> JournalEntry:
-    if document["version"] != VERSION:
-        raise ValueError(f"it has version {document['version']!r}, this receiver reads {VERSION}")
     fields = dict(document["stop"])
     job, report = fields.pop("job"), fields.pop("report")
     stop = Stop(**{**fields, "phase": Phase(fields["phase"])})

@@ -24,7 +24,6 @@ from evalstop_client.receivers.stop.job_control import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_REQUESTED,
-    CopyStarter,
     StopRequest,
     parse_event,
     parse_stop_request,
@@ -84,8 +83,7 @@ class Receiver:
                 return Reply(200, {"ignored": event["type"]})
             request = parse_stop_request(webhook_id, event)
             if event["type"] == EXPLOIT_REQUESTED:
-                control = self.context.job_control
-                begins = isinstance(control, CopyStarter) and control.start_copy(request)
+                begins = self.context.job_control.start_copy(request)
                 return Reply(202 if begins else 200, {"accepted" if begins else "ignored": request.decision_id})
         except SignatureError as error:
             logger.warning("an event was rejected: %s", error)
@@ -196,7 +194,6 @@ class Receiver:
 
 
 BODY_LIMIT_BYTES = 2**20
-DISCARD_SECONDS = 2.0
 SHUTDOWN_SECONDS = 0.05
 """How often the server checks for `shutdown`."""
 
@@ -254,7 +251,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(Reply(411, {"error": "The header content-length is required."}))
         elif len(length) > 12 or int(length) > BODY_LIMIT_BYTES:
             self._reply(Reply(413, {"error": f"The body may have at most {BODY_LIMIT_BYTES} bytes."}))
-            self._discard_body()
         else:
             body = self.rfile.read(int(length))
             self._deadline.cancel()
@@ -271,13 +267,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def _discard_body(self) -> None:
-        """Keep reading briefly: closing immediately would reset the connection before the sender has read the
-        response."""
-        until = time.monotonic() + DISCARD_SECONDS
-        while time.monotonic() < until and self.rfile.read1(2**16):
-            pass
 
     def _hang_up(self) -> None:
         try:
