@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, is_late, name_calls
+from evalstop_detectors import MonitorState, Verdict, advance, choose_best, find_highest, is_late, name_calls
 from evalstop_detectors.roles.recognition import FIRST_EVALS, is_constant
 from msgspec.structs import replace
 
@@ -31,6 +31,9 @@ from evalstop_service.store.runs import FOUND_AGAIN, Run, RunChanges
 
 MOST_UNWATCHED = 20
 """Metrics that a receipt lists as unwatched."""
+
+LARGE = 1_000
+"""A message of which detectors see more observations is made in a thread, as an edit: the event loop goes on."""
 
 CHOICE_FAILED = "the choice of the best checkpoint failed"
 
@@ -224,9 +227,9 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
         state, scores = appended
         added = [*points, *scores.points] if scores is not NO_SCORES else points
     observations = state.watch.observations(added)
-    if observations and is_late(state.monitor, observations[0]):
+    if observations and (len(observations) > LARGE or is_late(state.monitor, observations[0])):
         return False
-    state, reached = move_monitor(state, observations)
+    state, reached = move_monitor(state, observations, advance)
     columns: RunChanges = {"last_step": max(state.run.last_step or 0, *[point.step for point in points])}
     eval_metric = state.watch.eval_metric
     evals = [point for point in added if point.metric == eval_metric]

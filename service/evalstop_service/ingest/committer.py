@@ -29,9 +29,6 @@ from evalstop_service.store.ingest import IngestStore, PostgresIngest, SqliteIng
 
 T = TypeVar("T")
 
-MAX_SLOW_COMMITS = 4
-"""Commits under way that others do not wait for."""
-
 LARGE_GROUP = 300
 """From this many waiting observations on, they are applied while the database saves those of another commit."""
 
@@ -63,7 +60,6 @@ class Committer:
         self._started_at = 0.0
         self._is_scheduled = False
         self._is_closed = True
-        self._long: set[asyncio.Task[None]] = set()  # commits that others do not wait for
         self._edits: set[asyncio.Task[None]] = set()
         self.costs = EditCosts(self._limits)
         metrics.waiting_observations.set_function(lambda: self._size)
@@ -93,7 +89,6 @@ class Committer:
             self._metrics,
             self.costs,
             self._limits,
-            self._let_others_start,
         )
         self._is_closed = False
         try:
@@ -139,19 +134,12 @@ class Committer:
     def _may_start(self) -> bool:
         """Committing one group at a time makes the groups largest, which costs least. For a large group it costs more
         that the event loop and the database wait for each other."""
-        under_way = len(self._commits) - len(self._long)
+        under_way = len(self._commits)
         if not 0 < under_way < self._most_commits:
             return not under_way
         if under_way == 1 and self._waiting_size >= LARGE_GROUP:
             return True
         return self._loop.time() - self._started_at >= self._limits.slow_seconds
-
-    def _let_others_start(self) -> None:
-        """Let other commits start before the current one ends, because it will take long."""
-        task = asyncio.current_task()
-        if task is not None and task not in self._long and len(self._long) < MAX_SLOW_COMMITS:
-            self._long.add(task)
-            self._start_commits()
 
     def _start_commits(self) -> None:
         self._is_scheduled = False
@@ -165,7 +153,6 @@ class Committer:
 
     def _end_commit(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
-        self._long.discard(commit)
         self._start_commits()
 
     def _next_group(self) -> Group:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError, TooOften
-from evalstop_service.ingest.changes import Changes, append
+from evalstop_service.ingest.changes import LARGE, Changes, append
 from evalstop_service.ingest.consequences import carry_out
 from evalstop_service.ingest.edits import Edit
 from evalstop_service.ingest.load import RunCache, load_followed, load_runs
@@ -45,9 +45,6 @@ _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Pauses before the retries of a commit that failed for a transient reason; then its requests are refused."""
-
-LARGE = 1_000
-"""From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
 
 
 class Entry:
@@ -79,7 +76,7 @@ Group = dict[UUID, list[Entry]]
 class GroupCommit:
     """Commits groups of messages, several at a time if they share no run, and makes edits.
 
-    `let_others_start` is called in a commit that will take long. `costs` are charged.
+    `costs` are charged with replays.
     """
 
     def __init__(
@@ -92,23 +89,22 @@ class GroupCommit:
         metrics: ServiceMetrics,
         costs: EditCosts,
         limits: Limits,
-        let_others_start: Callable[[], object],
     ) -> None:
         self._store, self._cache, self._clock, self._read_time = store, cache, clock, read_time
         self._metrics = metrics
-        self._let_others_start = let_others_start
         self._policies: dict[UUID, Policy] = {}
         self._step_seconds = limits.step_seconds
         self._database, self._costs = database, costs
-        self._edit_threads = ThreadPoolExecutor(limits.edits, "edit")
-        # Runs whose detectors took longer than `Limits.step_seconds`: they wait for each other only.
+        # Runs whose detectors took longer than `Limits.step_seconds`, and large messages, wait for their own kind only.
         self._costly: set[UUID] = set()
         self._costly_thread = ThreadPoolExecutor(1, "costly")
+        self._large_threads = ThreadPoolExecutor(limits.edits, "large")
+        self._edit_threads = ThreadPoolExecutor(limits.edits, "edit")
 
     async def close(self) -> None:
         """Close all connections, once nothing is committed any more."""
-        self._edit_threads.shutdown()
-        self._costly_thread.shutdown()
+        for threads in (self._costly_thread, self._large_threads, self._edit_threads):
+            threads.shutdown()
         await self._store.close()
 
     async def commit(self, group: Group) -> None:
@@ -240,18 +236,12 @@ class GroupCommit:
         started_at = time.perf_counter()
         appended: list[Changes] = []
         for run_id, state in states.items():
-            if run_id in self._costly:  # made in a thread of its own, as an edit
+            if run_id in self._costly:  # its messages are edits
                 continue
-            entries = waiting[run_id]
-            messages = [entry.message for entry in entries]
-            arguments = (state, messages, requests.get(run_id), now)
-            if sum([entry.size for entry in entries]) > LARGE:
-                self._let_others_start()
-                changes, seconds = await asyncio.to_thread(_measure, time.thread_time, arguments)
-            else:
-                # Nothing pauses here, and the wall clock is read in a tenth of the time.
-                changes, seconds = _measure(time.perf_counter, arguments)
-            self._weigh(run_id, seconds)
+            messages = [entry.message for entry in waiting[run_id]]
+            began = time.perf_counter()
+            changes = append(state, messages, requests.get(run_id), now)
+            self._weigh(run_id, time.perf_counter() - began)
             if changes.answers:
                 appended.append(changes)
         if appended:
@@ -289,7 +279,8 @@ class GroupCommit:
         run_id, now = message.run_id, self._clock()
         edit = partial(self._edit_run, message, self._cache.find_state(run_id), now, counts)
         try:
-            threads = self._costly_thread if run_id in self._costly else self._edit_threads
+            threads = self._large_threads if entry.size > LARGE else self._edit_threads
+            threads = self._costly_thread if run_id in self._costly else threads
             changes = await asyncio.get_running_loop().run_in_executor(threads, edit)
         except ServiceError as error:
             if isinstance(error, TooOften):
@@ -358,13 +349,6 @@ class GroupCommit:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
-
-
-def _measure(
-    clock: Callable[[], float], arguments: tuple[RunState, Sequence[Message], EvalRequest | None, datetime]
-) -> tuple[Changes, float]:
-    started = clock()
-    return append(*arguments), clock() - started
 
 
 def _measure_query(query: Callable[[Transaction], T], tx: Transaction) -> tuple[T, float]:

@@ -7,7 +7,6 @@ So does one in the combination of evals or in the choice of the best checkpoint.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,14 +134,14 @@ def with_roles(state: RunState, roles: RoleAssignment) -> RunState:
 def advance_in_slices(
     policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Like `advance`; outside the event loop's thread, pauses after each slice for as long as the slice took.
+    """Like `advance`, with a pause after each slice for as long as the slice took: for threads beside the event loop.
 
     Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
     numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
     that wait for the lock, but too late, and their switch interval begins again: during a long replay or batch the
     event loop could wait for 0.1 s.
     """
-    if len(observations) <= SLICE or _runs_event_loop():
+    if len(observations) <= SLICE:
         return advance(policy, monitor, observations)
     return advance_parts(policy, monitor, _pause_between_slices(observations))
 
@@ -202,11 +201,3 @@ def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Seque
             time.sleep(max(PAUSE_SECONDS, time.monotonic() - began_at))
             began_at = time.monotonic()
         yield observations[first : first + SLICE]
-
-
-def _runs_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
