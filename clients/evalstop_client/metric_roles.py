@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, Required, TypedDict, get_args
 
-from evalstop_client.config import LONGEST_NAME, fit_line, replace_controls
 from evalstop_client.errors import ConfigurationError
 
 Role = Literal["eval", "proxy", "kl", "loss", "entropy", "length", "truncated", "gradient_norm"]
@@ -32,60 +31,25 @@ Metrics = Mapping[str, MetricRole] | Literal["auto"]
 
 METRIC_ROLES: tuple[Role, ...] = get_args(Role)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
-MOST_EVALS, LONGEST_VERSION = 32, 100
-FIELDS = {"role", "direction", "version", "weight", "critical", "required"}
 
 
 def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
-    """Check the metrics and return them for the API; raises ConfigurationError."""
+    """Return the metrics for the API, which checks the rest; raises ConfigurationError for what is easily mistyped."""
     if metrics == AUTO:
         return AUTO
     if not isinstance(metrics, Mapping):
         raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
-    role_of_metric: dict[str, str] = {}
     for name, role in metrics.items():
-        if not isinstance(name, str) or not name or name != fit_line(name):
-            raise ConfigurationError(f"metrics {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")
-        if not isinstance(role, Mapping) or not role.keys() <= FIELDS:
+        if not isinstance(role, Mapping) or not role.keys() <= MetricRole.__annotations__.keys():
             raise ConfigurationError(
                 f'metrics {name!r}: write {{{name!r}: {{"role": "eval", "direction": "maximize"}}}}.'
             )
-        metric_role, direction = role.get("role"), role.get("direction")
-        if metric_role not in METRIC_ROLES:
+        if role.get("role") not in METRIC_ROLES:
             raise ConfigurationError(
-                f"metrics {name!r}: role {metric_role!r}; choose one of {', '.join(METRIC_ROLES)}."
+                f"metrics {name!r}: role {role.get('role')!r}; choose one of {', '.join(METRIC_ROLES)}."
             )
-        if direction is not None and direction not in DIRECTIONS:
-            raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
-        _check_version(name, role)
-        _check_weight(name, role)
-        if metric_role in role_of_metric and metric_role != "eval":
+        if role.get("direction") not in (None, *DIRECTIONS):
             raise ConfigurationError(
-                f"metrics: {role_of_metric[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
+                f"metrics {name!r}: direction {role['direction']!r}; choose {' or '.join(DIRECTIONS)}."
             )
-        role_of_metric[metric_role] = name
-    if (evals := sum(role["role"] == "eval" for role in metrics.values())) > MOST_EVALS:
-        raise ConfigurationError(f"metrics: {evals} evals are too many; at most {MOST_EVALS}.")
     return {name: MetricRole(**role) for name, role in metrics.items()}
-
-
-def _check_version(name: str, role: MetricRole) -> None:
-    version = role.get("version")
-    if version is not None and (role["role"] != "eval" or not isinstance(version, str)):
-        raise ConfigurationError(f"metrics {name!r}: version {version!r}; only the eval has one, a text.")
-    if version is not None and (not version or version != replace_controls(version, "\n\t")[:LONGEST_VERSION]):
-        raise ConfigurationError(
-            f"metrics {name!r}: version {version!r:.80}; it has 1 to {LONGEST_VERSION} printable characters."
-        )
-
-
-def _check_weight(name: str, role: MetricRole) -> None:
-    weight, flags = role.get("weight"), {flag: role.get(flag, False) for flag in ("critical", "required")}
-    if role["role"] != "eval" and (weight is not None or any(flags.values())):
-        raise ConfigurationError(f"metrics {name!r}: only an eval has a weight, is critical or is required.")
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if weight is not None and not (is_number and 0.001 <= weight <= 1000):
-        raise ConfigurationError(f"metrics {name!r}: weight {weight!r}; it must be a number from 0.001 to 1000.")
-    for flag, value in flags.items():
-        if not isinstance(value, bool):
-            raise ConfigurationError(f"metrics {name!r}: {flag} {value!r}; it is True or False.")

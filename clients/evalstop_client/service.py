@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import email.utils
 import functools
 import json
 import os
 import random
 import ssl
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -169,7 +167,7 @@ def understand(response: httpx.Response) -> Answer:
     if status in (401, 403) and spoken:
         return Unauthorized(reason)
     if status in BUSY_STATUSES or status >= 500:
-        return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
+        return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after")))
     if status == 413 or (400 <= status < 500 and spoken):
         return Refused(status, reason, _read_pointers(body), str((body or {}).get("code", "")))
     return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
@@ -206,17 +204,11 @@ def _read_pointers(body: Json | None) -> tuple[str, ...]:
     return tuple(str(error["pointer"]) for error in errors if isinstance(error, dict) and "pointer" in error)
 
 
-def _retry_after_seconds(header: str | None, now: float) -> float | None:
-    """Seconds from a Retry-After header, which holds a number or an HTTP date."""
-    if header is None:
-        return None
+def _retry_after_seconds(header: str | None) -> float | None:
+    """Seconds from a Retry-After header; None if it holds a date, as no answer of the service does."""
     try:
-        return max(0.0, float(header))
+        return max(0.0, float(header or ""))
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
-    except (ValueError, OverflowError):
         return None
 
 

@@ -8,7 +8,6 @@ import math
 import operator
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from evalstop_client.config import (
-    LONGEST_NAME,
-    LONGEST_VALUE,
     LabelValue,
     fit_line,
     flatten_config,
@@ -37,7 +34,6 @@ RESUMES = ("must", "allow")
 LONGEST_WAIT_SECONDS = 366 * 86_400.0
 """No thread can wait for infinity; a longer wait has the same effect as this one."""
 
-MOST_LABELS, MOST_LABEL_BYTES = 100, 256 * 1024
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTES = 50, 100, 20_000
 """What the service takes of them when a run is opened."""
 
@@ -173,7 +169,7 @@ def resolve(environment: Mapping[str, str], name: str | None, arguments: RunArgu
     if "receiver" in merged:
         merged["process_id"] = name_process(environment)
     if merged:
-        opening["labels"] = _check_labels({str(label): format_value(value) for label, value in merged.items()})
+        opening["labels"] = {str(label): format_value(value) for label, value in merged.items()}
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
     key = validate_key(arguments.get("key") or environment.get("EVALSTOP_KEY"))
@@ -238,28 +234,12 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
         elif home is not None and os.access(home, os.W_OK):
             chosen = home / ".local" / "state" / "evalstop" / "spool"
         else:
-            chosen = _find_temporary_folder() / f"evalstop-spool-{os.getuid()}"  # others cannot write to this user's
+            temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108  # others cannot write to this user's folder
+            chosen = Path(temporary) / f"evalstop-spool-{os.getuid()}"
     chosen = Path(chosen).expanduser() if home is not None else Path(chosen)
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
     return chosen.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
-
-
-def _check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Raise ConfigurationError for labels that the service refuses: shortened, they might name another job."""
-    if len(labels) > MOST_LABELS:
-        raise ConfigurationError(f"labels: {len(labels)} are too many; at most {MOST_LABELS}, and config= takes more.")
-    if sum(len(f"{name}{value}".encode(errors="replace")) for name, value in labels.items()) > MOST_LABEL_BYTES:
-        raise ConfigurationError(f"labels: they take more than {MOST_LABEL_BYTES // 1024} KiB; config= takes more.")
-    for name, value in labels.items():
-        if not name or name != fit_line(name):
-            raise ConfigurationError(f"labels {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")
-        if value != replace_controls(value, keeping="\n\t")[:LONGEST_VALUE]:
-            raise ConfigurationError(
-                f"labels {name!r:.80}: the value {value!r:.80} may have {LONGEST_VALUE} characters, and no control "
-                "characters; config= takes others."
-            )
-    return labels
 
 
 def _find_home() -> Path | None:
@@ -267,13 +247,6 @@ def _find_home() -> Path | None:
         return Path.home()
     except RuntimeError:  # a container's user need not have one
         return None
-
-
-def _find_temporary_folder() -> Path:
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # none can be written, as on a full disk
-        return Path("/tmp")  # noqa: S108  # to be tried when there is something to write
 
 
 def _check_total_steps(total_steps: int) -> int | None:

@@ -102,11 +102,7 @@ def test_user_without_a_home_spools_in_the_temporary_folder(monkeypatch: pytest.
         {"key": "esk_é"},
         {"metrics": {"score": {"signal": "score"}}},
         {"metrics": {"score": {"role": "eval", "direction": "up"}}},
-        {"metrics": {"a": {"role": "proxy"}, "b": {"role": "proxy"}}},
-        {"metrics": {"a": {"role": "eval", "weight": 0}}},
-        {"metrics": {"a": {"role": "proxy", "critical": True}}},
         {"metrics": {"a": "eval"}},
-        {"metrics": {"": {"role": "eval"}}},
         {"mode": "loud"},
         {"total_steps": 0},
         {"total_steps": "many"},
@@ -280,10 +276,3 @@ def test_alert_is_posted_with_an_id(server: FakeServer, service: FakeService) ->
     assert (body["title"], body["text"]) == ("the grader is slow", "9 s an answer")
     assert uuid.UUID(body["id"])
     assert run.dropped == 2
-
-
-@pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"score": {"role": "eval", "version": 2}}])
-def test_only_an_eval_has_a_version(server: FakeServer, metrics: Any) -> None:
-    """A version of another role, or one that is not a string, is a ConfigurationError."""
-    with pytest.raises(ConfigurationError, match="only the eval has one, a text"):
-        open_run(server, metrics=metrics)

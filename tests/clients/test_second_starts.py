@@ -46,19 +46,6 @@ def test_resume_option_continues_an_ended_run(
     assert list_messages(caplog) == []
 
 
-def test_resume_of_a_new_run_is_logged_as_an_error(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    """resume() in a run that was opened without `resume` logs one error with what to write."""
-    with open_run(server):
-        pass
-    with open_run(server) as second:
-        second.resume(step=5)
-        second.resume(step=6)
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 1
-    assert "resumes from step 5 of nothing" in errors[0]
-    assert 'resume="allow"' in errors[0]
-
-
 def test_reporting_to_an_ended_run_is_logged_as_an_error(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """A run that another process has finished logs one error with the next answer."""
     with open_run(server) as first, open_run(server) as second:

@@ -79,10 +79,10 @@ def test_401_and_403_are_unauthorized(status: int) -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), ("0", 0.0), ("-3", 0.0), ("nan", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
+    [("7", 7.0), ("0", 0.0), ("-3", 0.0), ("nan", 0.0), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", None)],
 )
 def test_retry_after_is_parsed(header: str, seconds: float | None) -> None:
-    """Retry-After may be a number or a date; anything else is ignored."""
+    """Retry-After is a number of seconds; anything else is ignored."""
     answer = understand(make_response(429, "{}", {"retry-after": header}))
     assert isinstance(answer, Unavailable)
     assert answer.retry_after_seconds == seconds

@@ -166,15 +166,6 @@ class Sender:
 
     def _send_entry(self, run_id: str, entry: Entry) -> Answer:
         """Post `entry`; parts that the service refuses are rejected, and the rest is posted again."""
-        if entry.to == "resume" and self._is_renamed and entry.body.get("step") != 0:
-            self._warnings.say_error_once(
-                "resume of a new run",
-                'the run resumes from step %s of nothing: it is a new one, %r; open it with resume="allow" to continue '
-                "the latest run opened as %r",
-                entry.body.get("step"),
-                self.latest_answer["name"],
-                self._opening["name"],
-            )
         waiting = [entry]
         while waiting:
             part = waiting.pop()
