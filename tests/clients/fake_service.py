@@ -300,6 +300,7 @@ class FakeService:
     def _run_json(self, run: FakeRun) -> Json:
         return {
             "id": run.id,
+            "url": None,  # as without EVALSTOP_PUBLIC_URL
             "name": run.name,
             "status": run.status,
             "attempt": run.attempt,

@@ -145,13 +145,14 @@ def test_guessed_role_is_logged_once(
 
 
 def test_idle_run_gets_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
-    """Between evals a run posts heartbeats, and their answers set should_stop."""
+    """Between evals a run posts heartbeats, and their answers set should_stop; its page stays known."""
     with open_run(server) as run:
         run.log({"score": 1.0}, step=5)
         assert run.flush()
         service.stop_at_step = 5
         wait_until(lambda: run.should_stop)
         wait_until(lambda: service.heartbeats > 3)
+        assert run.url == f"{server.url}/runs/{run.id}"
     assert service.requests.count(("POST", f"/api/v1/runs/{run.id}/heartbeat")) == service.heartbeats
 
 

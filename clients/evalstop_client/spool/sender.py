@@ -132,13 +132,12 @@ class Sender:
     def _open_run(self, opening: Mapping[str, Any]) -> Answer:
         answer = self._service.post("/runs", dict(opening))
         if isinstance(answer, Accepted):
-            if not isinstance(answer.body.get("id"), str):
+            if "id" not in answer.body:
                 return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
-            run_id = self._opened[_key_of(opening)] = answer.body["id"]
-            page = answer.body.get("url") or self._service.page_of(run_id)
-            self._update_latest_answer(answer.body | {"url": page})
+            self._opened[_key_of(opening)] = answer.body["id"]
+            self._update_latest_answer(answer.body)
             if self._is_own:
-                run_log.describe_opening(answer.body | {"url": page}, self._warnings)
+                run_log.describe_opening(self.latest_answer, self._warnings)
             if self._is_renamed:
                 self._warnings.warn_once(
                     "renamed",
@@ -237,12 +236,12 @@ class Sender:
     def _update_latest_answer(self, body: Json) -> None:
         if not self._is_own:
             return
-        before = self.latest_answer
-        self.latest_answer = before | body
+        before, after = self.latest_answer, self.latest_answer | body
+        page = body.get("url") or before.get("url")  # without EVALSTOP_PUBLIC_URL the service has none
+        self.latest_answer = after | {"url": page or self._service.page_of(after["id"])}
         run_log.describe_change(before, self.latest_answer)
         run_log.warn_of_metrics(self.latest_answer, self._warnings, declared="metrics" in self._opening)
-        conflicts = body.get("conflicts")
-        if isinstance(conflicts, list) and conflicts:
+        if conflicts := body.get("conflicts"):
             self._warnings.warn_once(
                 "conflict", "a step was logged twice with different values; the first stands: %s", conflicts[0]
             )
