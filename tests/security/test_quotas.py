@@ -10,6 +10,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+from evalstop_detectors import POLICIES
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.quotas import Quota, Quotas, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
@@ -24,7 +25,7 @@ from tests.service.project_fixture import set_up_project
 from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.routes import BODIES, ENDPOINT
 
-NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
+NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=len(POLICIES) + 2)
 
 
 def set_quotas(database: Database, name: str, quotas: Quotas) -> None:
@@ -139,7 +140,7 @@ def test_quota_use_is_counted_per_project(database: Database) -> None:
         Quota.RUNS_PER_DAY: 1,
         Quota.KEYS: 0,
         Quota.ENDPOINTS: 0,
-        Quota.POLICIES: 2,
+        Quota.POLICIES: len(POLICIES) + 1,
         Quota.EXPERIMENTS: 0,
     }
     with database.transaction() as tx:

@@ -29,7 +29,7 @@ from evalstop_service.store import decisions, projects, proposals, rollout_stage
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.policies import StoredPolicy
+from evalstop_service.store.policies import StoredPolicy, find_policy
 from evalstop_service.store.proposals import Proposal
 
 
@@ -72,7 +72,7 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
     policies.require_storable(policy)
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
-        latest, document = policies.find_version(tx, project.id, policy.name), policy_to_document(policy)
+        latest, document = find_policy(tx, project.id, policy.name), policy_to_document(policy)
         is_new = latest is None or latest.document != document
         version = 1 if latest is None else latest.version + 1
         if is_new and project.second_person and policies.is_relied_on(tx, project, policy.name, version):

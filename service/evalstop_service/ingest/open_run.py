@@ -167,7 +167,7 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
 
 
 def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
-    policy = policies.store_referred_policy(tx, project, request.policy or project.default_policy, now)
+    policy = policies.find_referred_policy(tx, project.id, request.policy or project.default_policy)
     recognized = request.metrics is None and request.recognise
     metrics = request.metrics if request.metrics is not None else {} if recognized else DEFAULT_METRICS
     labels = _merge_labels({}, request.labels or {})

@@ -1,17 +1,15 @@
-"""The policies of a project: its own, and the shipped ones, which are stored on first use."""
+"""The policies of a project: the shipped ones, which each project begins with, and its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 from evalstop_detectors.policy.shipped import with_panel
 
 from evalstop_service.domain.quotas import Quota
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.errors import Invalid, require
 from evalstop_service.store import counts, policies, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction
@@ -22,62 +20,25 @@ RESERVED_NAMES = frozenset({"backtests"})
 """Names that no policy may have: their addresses are taken by other routes under `/policies`."""
 
 
-@dataclass(frozen=True)
-class ShippedPolicy:
-    """A policy shipped with the release and not yet stored in the project: it has no id."""
-
-    name: str
-    document: dict[str, Any]
-    version: int = 1
-    id: None = None
-    created_at: None = None
-
-    @property
-    def reference(self) -> str:
-        """NAME@VERSION."""
-        return f"{self.name}@{self.version}"
+def add_shipped(tx: Transaction, project: Project, now: datetime) -> None:
+    """Store the shipped policies in a new project."""
+    for name, policy in POLICIES.items():
+        policies.add_policy(tx, project, name, policy_to_document(policy), now)
 
 
-Version = StoredPolicy | ShippedPolicy
-"""One version of a policy."""
+def load_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy:
+    """The given version of a policy, or its latest; raises NotFound."""
+    return require(policies.find_policy(tx, project_id, name, version), f"policy {name!r} in this project")
 
 
-def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
-    """All versions of all policies, by name, newest first."""
-    stored = policies.list_policies(tx, project_id)
-    names = {policy.name for policy in stored}
-    shipped = [_load_shipped(name) for name in POLICIES if name not in names]
-    return sorted([*stored, *shipped], key=lambda policy: (policy.name, -policy.version))
-
-
-def list_latest(tx: Transaction, project_id: UUID) -> list[str]:
-    """The latest version of each policy as NAME@VERSION, by name."""
-    versions = dict.fromkeys(POLICIES, 1) | policies.load_latest_versions(tx, project_id)
-    return [f"{name}@{version}" for name, version in sorted(versions.items())]
-
-
-def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
-    """The given version of a policy, or its latest."""
-    stored = policies.find_policy(tx, project_id, name, version)
-    return _load_shipped(name) if stored is None and name in POLICIES and version in (None, 1) else stored
-
-
-def load_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version:
-    """Like `find_version`; raises NotFound."""
-    found = find_version(tx, project_id, name, version)
-    if found is None:
-        raise NotFound(f"there is no policy {name!r} in this project")
-    return found
-
-
-def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
+def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> StoredPolicy:
     """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists them all."""
     name, _, version = reference.partition("@")
     if version and not (version.isdecimal() and len(version) <= 9):  # the range of the database's integer
         raise Invalid(f"policy {reference!r}: a version number must follow the @, as in paper@1")
-    version_found = find_version(tx, project_id, name, int(version) if version else None)
+    version_found = policies.find_policy(tx, project_id, name, int(version) if version else None)
     if version_found is None:
-        names = sorted({policy.name for policy in list_versions(tx, project_id)})
+        names = sorted(policies.load_latest_versions(tx, project_id))
         raise Invalid(f"there is no policy {reference!r} in this project; it has {', '.join(names)}")
     return version_found
 
@@ -97,21 +58,13 @@ def is_relied_on(tx: Transaction, project: Project, name: str, version: int) -> 
     return project.allowed_policies is None and (name in POLICIES or policies.has_runs(tx, project.id, name))
 
 
-def store_referred_policy(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
-    """Like `find_referred_policy`, and store a shipped policy. Raises Invalid."""
-    return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)
-
-
 def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPolicy:
-    """Store a policy as the next version of its name, after the shipped one, with an audit entry; returns the latest if
-    it is equal."""
+    """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
     require_storable(policy)
     project = projects.lock_project(tx, author.project_id)
-    before = find_version(tx, project.id, policy.name)
-    if before is not None:
-        _stored(tx, project, before, author.at)
+    before = policies.find_policy(tx, project.id, policy.name)
     stored = policies.add_policy(tx, project, policy.name, policy_to_document(policy), author.at)
-    if before is None or stored.version != before.version:
+    if stored != before:
         counts.require_room(tx, project, Quota.POLICIES, author.at, added=1)
         author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
     return stored
@@ -137,13 +90,3 @@ def require_storable(policy: Policy) -> None:
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy:
     """The policy with this id, which a run refers to."""
     return policy_from_document(policies.get_policy(tx, policy_id).document, stored=True)
-
-
-def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -> StoredPolicy:
-    if isinstance(policy, StoredPolicy):
-        return policy
-    return policies.add_policy(tx, project, policy.name, policy.document, now)
-
-
-def _load_shipped(name: str) -> ShippedPolicy:
-    return ShippedPolicy(name, policy_to_document(POLICIES[name]))

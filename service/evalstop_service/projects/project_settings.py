@@ -70,7 +70,7 @@ class QuotasIn(Body):
     )
     keys: Most = Field(DEFAULTS.keys, description="valid keys")
     endpoints: Most = Field(DEFAULTS.endpoints, description="webhooks and pull endpoints")
-    policies: Most = Field(DEFAULTS.policies, description="versions added or used")
+    policies: Most = Field(DEFAULTS.policies, description="versions")
     experiments: Most = Field(DEFAULTS.experiments, description="experiments of MLflow clients")
     artifact_gigabytes: Most = Field(DEFAULTS.artifact_gigabytes, description="of MLflow artifacts stored here")
 
@@ -115,9 +115,10 @@ def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datet
     _check_modes(project)
     if not projects.add_project(tx, project):
         raise Conflict(f"a project called {project.name!r} already exists")
+    policies.add_shipped(tx, project, now)
     if project.panel is not None:
         policies.change_panel(tx, Author(project.id, actor, now), project)
-    policies.store_referred_policy(tx, project, project.default_policy, now)
+    policies.find_referred_policy(tx, project.id, project.default_policy)
     audit.record_action(tx, project.id, actor, "project.created", f"project {project.name}", None, now)
     return project
 
@@ -141,7 +142,7 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
     before = projects.lock_project(tx, author.project_id)
     project = replace(before, **values)
     _check_modes(project)
-    policies.store_referred_policy(tx, project, project.default_policy, author.at)
+    policies.find_referred_policy(tx, project.id, project.default_policy)
     changed = {name: value for name, value in values.items() if getattr(before, name) != value}
     if changed:
         projects.update_project(tx, project)

@@ -96,12 +96,12 @@ sessions = make_table(
 class StoredPolicy:
     """One version of a policy."""
 
-    id: UUID
+    id: Annotated[UUID, doc("id of this version")]
     project_id: UUID
-    name: str
-    version: int
+    name: Annotated[str, doc("shared by all its versions")]
+    version: Annotated[int, doc("counted from 1")]
     document: dict[str, Any]
-    created_at: datetime
+    created_at: Annotated[datetime, doc("when it was stored; a shipped one: when the project was created")]
 
     @property
     def reference(self) -> str:

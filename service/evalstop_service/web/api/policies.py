@@ -20,15 +20,17 @@ from evalstop_service.evaluation.backtests import Summary
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store import policies as policy_rows
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.backtests import Backtest, BacktestFinding
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time, answers
+from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, answers
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
 router = create_router("policies", prefix=f"{API}/policies")
@@ -132,14 +134,11 @@ def _view_backtest(backtest: Backtest) -> BacktestOut:
 _REFERENCE = r"^[^@]{1,64}@[0-9]{1,9}$"
 
 
+@answers(StoredPolicy)
 class PolicyOut(Answer):
-    """One version of a policy. A shipped policy has no id until a run uses it."""
+    """One version of a policy."""
 
-    id: UUID | None = Field(description="null: shipped with EvalStop, and not used by a run yet")
-    name: str = Field(description="shared by all its versions")
-    version: int = Field(description="counted from 1")
     document: dict[str, Any] = Field(description="the policy with all defaults filled in", examples=[POLICY_DOCUMENT])
-    created_at: Time | None = Field(description="when it was stored; null: shipped with EvalStop")
 
 
 @router.get("")
@@ -149,9 +148,9 @@ def list_policies(
     cursor: Annotated[str | None, Query(pattern=_REFERENCE, description="`next_cursor` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[PolicyOut]:
-    """The project's policies and the shipped ones in all versions, by name, the newest version first."""
+    """The project's policies in all versions, by name, the newest version first."""
     with database.reading() as tx:
-        versions = policies.list_versions(tx, caller.project_id)
+        versions = policy_rows.list_policies(tx, caller.project_id)
     if cursor is not None:
         name, _, version = cursor.partition("@")
         versions = [policy for policy in versions if (policy.name, -policy.version) > (name, -int(version))]
@@ -166,7 +165,7 @@ def get_policy(
 ) -> Items[PolicyOut]:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
-        versions = policies.list_versions(tx, caller.project_id)
+        versions = policy_rows.list_policies(tx, caller.project_id)
     items = [PolicyOut.model_validate(policy) for policy in versions if policy.name == name]
     return Items[PolicyOut](items=require(items or None, f"policy {name!r} in this project"))
 

@@ -16,6 +16,7 @@ from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import CheckpointSaved, Content, Message, Observations, Receipt
+from evalstop_service.projects import policies
 from evalstop_service.store import keys, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -142,6 +143,7 @@ def add_tenant(
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)
+        policies.add_shipped(tx, project, now)
         key, secret = keys.create_key(tx, project_id=project.id, name="test", scopes=scopes, now=now)
     tenant = Tenant(database, project.id, now=now, project=project, key=key, secret=secret)
     tenant.add_policy(LEVEL_POLICY)

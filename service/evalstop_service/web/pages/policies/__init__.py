@@ -20,12 +20,13 @@ from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached
 from evalstop_service.evaluation import backtests, figures, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.projects import policies
-from evalstop_service.projects.policies import Version
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store import cases, proposals, rollout_stages
+from evalstop_service.store import policies as policy_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import NotJson, load
@@ -49,9 +50,9 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = rollout_stages.load_stages(tx, visitor.project.id)
-        versions = policies.list_versions(tx, visitor.project.id)
+        versions = policy_rows.list_policies(tx, visitor.project.id)
         recent = backtest_rows.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
-    newest: dict[str, Version] = {}
+    newest: dict[str, StoredPolicy] = {}
     for version in versions:
         newest.setdefault(version.name, version)
     return render_page(
@@ -93,7 +94,7 @@ def show_policy(
 ) -> Response:
     """One version of a policy, compared with `against` if given."""
     with site.database.reading() as tx:
-        versions = policies.list_versions(tx, visitor.project.id)
+        versions = policy_rows.list_policies(tx, visitor.project.id)
         ladder = load_ladder(tx, visitor, site, name)
     policy_versions = [policy for policy in versions if policy.name == name]
     shown = next((policy for policy in policy_versions if version in (None, policy.version)), None)

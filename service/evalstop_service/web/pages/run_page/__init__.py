@@ -21,10 +21,19 @@ from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.ingest import list_calls
-from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.watched_metrics import EvalShare, list_shares
-from evalstop_service.store import cases, decisions, observations, proposals, run_details, run_lists, runs, series
+from evalstop_service.store import (
+    cases,
+    decisions,
+    observations,
+    policies,
+    proposals,
+    run_details,
+    run_lists,
+    runs,
+    series,
+)
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
@@ -74,7 +83,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
         calls = list_calls(tx, run)
-        latest_policies = policies.list_latest(tx, visitor.project.id)
+        versions = policies.load_latest_versions(tx, visitor.project.id)
+        latest = [f"{name}@{version}" for name, version in sorted(versions.items())]
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
@@ -115,7 +125,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         choices=sorted({*run.metrics, *(item.metric for item, _ in metrics)})[:MOST_CHOICES],
         has_others=not charts.list_charted(run).keys() >= {item.metric for item, _ in metrics},
         # Its own version first.
-        tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),
+        tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest])),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=details.resumed_from,
         params=details.params,
