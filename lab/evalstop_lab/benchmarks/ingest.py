@@ -258,18 +258,18 @@ COUNTED_REQUESTS = 20 * MOST_CLIENTS.clients
 
 
 def count_instructions(database_url: str, folder: Path) -> float:
-    """The instructions of the service for a post of one observation at 64 clients, by valgrind's callgrind.
+    """The instructions of the service's event loop for a post of one observation at 64 clients, by callgrind.
 
-    They depend less on the machine than times do; on a busy one, where a commit holds fewer posts, they are up to 1.4
-    times as many.
+    They depend less on the machine than times do; on a busy one, where a commit holds fewer posts, they are more.
     """
     if shutil.which("valgrind") is None:
         raise UnusableArguments("--instructions needs valgrind (on Debian: apt install valgrind).")
-    counting = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted")
+    # Other threads would count what posts do not cause, such as the import of ruptures ten seconds after the start.
+    counting = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes")
     with ExitStack() as ends:
         environment = {"EVALSTOP_DATABASE_URL": ends.enter_context(temporary_database(database_url, "instructions"))}
         key = create_key(environment)
-        program = (*counting, sys.executable)
+        program = (*counting, f"--callgrind-out-file={folder}/counted", sys.executable)
         service = ends.enter_context(run_service(folder, key, environment, program=program))
         post = partial(run_load, service, open_runs(service, MOST_CLIENTS), MOST_CLIENTS)
         post(requests=COUNTED_REQUESTS // 2)
@@ -278,7 +278,7 @@ def count_instructions(database_url: str, folder: Path) -> float:
             if switch == "on":
                 load = post(requests=COUNTED_REQUESTS, first_step=COUNTED_REQUESTS)
         subprocess.run(["callgrind_control", "-d", str(service.pid)], check=True, capture_output=True)
-        totals = [re.search(r"^totals: (\d+)", file.read_text(), re.M) for file in folder.glob("counted*")]
+        totals = [re.search(r"^totals: (\d+)", file.read_text(), re.M) for file in folder.glob("counted*-01")]
     return sum(int(match[1]) for match in totals if match) / load.requests
 
 
@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="such as '100 x 8' or '1 x *': observations per request x clients (default: all)",
     )
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="another checkout, to compare with")
-    parser.add_argument("--instructions", action="store_true", help="only count the service's instructions per post")
+    parser.add_argument("--instructions", action="store_true", help="only count the event loop's instructions per post")
     options = parse_with_database(parser, arguments)
     console = Console() if sys.stdout.isatty() else Console(width=160)
     with ExitStack() as ends:
