@@ -8,7 +8,6 @@ EvalStopError
 │   ├── ServiceAway
 │   ├── KeyRefused
 │   ├── NotFound
-│   ├── Rejected
 │   └── ConfirmationNeeded
 └── SchedulerError
     ├── SchedulerUnavailable
@@ -58,10 +57,6 @@ class KeyRefused(ApiError):
 
 class NotFound(ApiError):
     """Not found in the project of the key."""
-
-
-class Rejected(ApiError):
-    """The service refused the request."""
 
 
 class ConfirmationNeeded(ApiError):

@@ -40,21 +40,14 @@ class EvalStopCallback(Callback):
 
     Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME. Steps are
     the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, except `last.ckpt`, which each save
-    overwrites. The ranks agree on stopping after every `agree_every_steps`-th step.
+    overwrites. The ranks agree on stopping after every tenth step.
     `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0 while the others wait. Its
     arguments are a checkpoint's uri, a multiple of the usual number of prompts, and a seed.
     """
 
-    def __init__(
-        self,
-        *,
-        agree_every_steps: int = AGREE_EVERY_STEPS,
-        evaluate: Evaluate | None = None,
-        **arguments: Unpack[CallbackArguments],
-    ) -> None:
+    def __init__(self, *, evaluate: Evaluate | None = None, **arguments: Unpack[CallbackArguments]) -> None:
         self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
         self._evaluate = evaluate
-        self._agree_every_steps = max(1, agree_every_steps)
         self._logger: _RunLogger | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,7 +86,7 @@ class EvalStopCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the training when the service asks for it."""
-        every = self._agree_every_steps if trainer.world_size > 1 else 1
+        every = AGREE_EVERY_STEPS if trainer.world_size > 1 else 1
         if trainer.global_step % every == 0:
             stop_wanted = self._logger is not None and self._logger.run.should_stop
             if trainer.strategy.broadcast(stop_wanted):

@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from evalstop_client.callbacks.arguments import CallbackArguments, filled, is_plan_meant, repeats_steps, to_uri
-from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
+from evalstop_client.callbacks.pytorch import DistributedRun
 from evalstop_client.eval_request import Evaluate, answer_requests
 
 logger = logging.getLogger("evalstop_client")
@@ -32,16 +32,9 @@ class EvalStopCallback(TrainerCallback):
     number of prompts, and a seed.
     """
 
-    def __init__(
-        self,
-        *,
-        agree_every_steps: int = AGREE_EVERY_STEPS,
-        evaluate: Evaluate | None = None,
-        **arguments: Unpack[CallbackArguments],
-    ) -> None:
+    def __init__(self, *, evaluate: Evaluate | None = None, **arguments: Unpack[CallbackArguments]) -> None:
         self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
         self._evaluate = evaluate
-        self._agree_every_steps = agree_every_steps
         self._run: DistributedRun | None = None
         self._pins = False
 
@@ -58,7 +51,7 @@ class EvalStopCallback(TrainerCallback):
         is_meant = is_plan_meant(is_constant=is_constant, stops_early=stops_early)
         planned = state.max_steps or None if is_meant else None
         arguments = filled(self._arguments, name=name, total_steps=planned, resumes=resumes, best_by=best_by)
-        self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
+        self._run = DistributedRun(**arguments)
         self._pins = bool(args.save_total_limit) and args.metric_for_best_model is None
         if args.save_total_limit and not self._pins:
             logger.warning(

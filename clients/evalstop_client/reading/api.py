@@ -16,7 +16,7 @@ from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
-Since = str | datetime | timedelta
+Since = str | datetime
 RunStatus = Literal["running", "parked", "completed", "failed", "stopped", "lost"]
 Call = Literal["continue", "suspect", "stop"]
 Mode = Literal["shadow", "enforce"]
@@ -153,15 +153,13 @@ def is_id(text: str) -> bool:
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def parse_since(since: str | datetime | timedelta, now: datetime) -> datetime:
+def parse_since(since: Since, now: datetime) -> datetime:
     """The time that `since` means; raises ConfigurationError. A time without a time zone is UTC.
 
     >>> parse_since("30d", datetime(2026, 1, 31, tzinfo=UTC)).isoformat()
     '2026-01-01T00:00:00+00:00'
     """
     try:
-        if isinstance(since, timedelta):
-            return now - since
         if isinstance(since, str):
             if past := re.fullmatch(r"([0-9]{1,6})([mhdw])", since.strip()):
                 return now - timedelta(**{UNITS[past[2]]: int(past[1])})

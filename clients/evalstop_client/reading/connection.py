@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
-from evalstop_client.errors import ConfirmationNeeded, KeyRefused, NotFound, Rejected, ServiceAway
+from evalstop_client.errors import ApiError, ConfirmationNeeded, KeyRefused, NotFound, ServiceAway
 from evalstop_client.service import Accepted, Answer, Json, Service, Unauthorized, Unavailable
 
 PAGE = 100
@@ -73,4 +73,4 @@ def _read_document(answer: Answer) -> Json:
         raise ServiceAway(answer.reason)
     if isinstance(answer, Unauthorized):
         raise KeyRefused(answer.reason)
-    raise NotFound(answer.reason) if answer.status == 404 else Rejected(answer.reason)
+    raise NotFound(answer.reason) if answer.status == 404 else ApiError(answer.reason)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import evalstop
 import pytest
-from evalstop_client.errors import KeyRefused, NotFound, Rejected, ServiceAway
+from evalstop_client.errors import KeyRefused, NotFound, ServiceAway
 from evalstop_client.reading.api import parse_since
 from evalstop_client.reading.connection import Connection
 from hypothesis import given
@@ -80,7 +80,7 @@ def test_pending_stop_is_vetoed_and_labeled(project: Project) -> None:
         (listed,) = project.api.decisions(state="vetoed")
         assert (listed.id, listed.state_reason, listed.run_name) == (decision.id, "curriculum change", "falls")
         assert project.api.decision(decision.id).label("wrong", "it rose again").outcome["outcome"] == "wrong"
-        with pytest.raises(Rejected, match="vetoed"):
+        with pytest.raises(evalstop.ApiError, match="vetoed"):
             decision.release("no")
         stopped = project.api.run("falls").stop("it is over")
         assert stopped.decision is not None
@@ -130,9 +130,9 @@ def test_timeout_must_be_a_time(seconds: float) -> None:
 
 
 def test_since_is_a_time_or_a_period() -> None:
-    """Periods from minutes to weeks, ISO times, datetimes and timedeltas are accepted, and nothing else."""
+    """Periods from minutes to weeks, ISO times and datetimes are accepted, and nothing else."""
     now = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    assert parse_since("90m", now) == parse_since(timedelta(minutes=90), now) == now - timedelta(minutes=90)
+    assert parse_since("90m", now) == now - timedelta(minutes=90)
     assert parse_since("2w", now) == now - timedelta(days=14)
     assert parse_since("2026-02-01", now) == parse_since(datetime(2026, 2, 1), now) == datetime(2026, 2, 1, tzinfo=UTC)  # noqa: DTZ001
     for wrong in ("", "soon", "-3d", "3y", "999999w"):
