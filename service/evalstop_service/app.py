@@ -189,7 +189,7 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
     addressed: ASGIApp = entrance
     if settings.trusted_proxies:
         addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
-    logged = RequestLog(addressed, service_metrics, settings.access_log)
+    logged = RequestLog(addressed, service_metrics)
     app.front = HearVetoes(HeadRequests(logged), listener, context.clock)
     if path := urlsplit(settings.public_url or "").path.rstrip("/"):
         app.front = SubPath(app.front, path)

@@ -216,9 +216,6 @@ class ObservabilitySettings(BaseModel):
     metrics_port: Port | None = None
     """Port on which `evalstop deliver` serves `/metrics`. None serves none."""
 
-    access_log: bool = False
-    """Whether to log each request."""
-
     log_format: Literal["text", "json"] = "text"
     """`text` for people, or `json` for one JSON object a line."""
 

@@ -42,13 +42,12 @@ class RunningService:
 def run_service(
     database: Database,
     *,
-    access_log: bool = False,
     deliver: bool = False,
 ) -> Iterator[RunningService]:
     """Run a service on this database, with a project of its own, until the block ends."""
     service_metrics = create_service_metrics(database)
     app = create_app(
-        Settings(access_log=access_log),
+        Settings(),
         database,
         session_secret="the secret of the sessions",
         deliver=deliver,

@@ -1,11 +1,9 @@
-"""Middleware around each request and its answer: ids, metrics and the log, headers, HEAD."""
+"""Middleware around each request and its answer: ids, metrics, headers, HEAD."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from typing import Any
 
 from prometheus_client import Histogram
 from starlette.datastructures import MutableHeaders
@@ -13,8 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
-
-access = logging.getLogger("evalstop_service.access")
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 ELSEWHERE = "(none)"
@@ -34,8 +30,8 @@ class RequestLog:
     A request is timed until its answer begins: a stream may last for hours.
     """
 
-    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, access_log: bool) -> None:
-        self._app, self._seconds, self._access_log = app, service_metrics.request_seconds, access_log
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics) -> None:
+        self._app, self._seconds = app, service_metrics.request_seconds
         self._series: dict[tuple[int, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,23 +40,20 @@ class RequestLog:
             return
         requested = dict(scope["headers"]).get(b"x-request-id")
         request_id, token = logs.begin_request(requested and requested.decode("latin-1"))
-        started, status = time.perf_counter(), 0
+        started = time.perf_counter()
 
         async def answering(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status, headers = message["status"], message.get("headers", ())
+                headers = message.get("headers", ())
                 own = {name for name, _ in headers}
                 protection = [header for header in HEADERS if header[0] not in own]
                 message["headers"] = [*headers, *protection, (b"x-request-id", request_id.encode("latin-1"))]
-                self._observe(scope, status, time.perf_counter() - started)
+                self._observe(scope, message["status"], time.perf_counter() - started)
             await send(message)
 
         try:
             await self._app(scope, receive, answering)
         finally:
-            if self._access_log:
-                self._log(scope, status, time.perf_counter() - started)
             logs.end_request(token)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
@@ -72,22 +65,6 @@ class RequestLog:
             if method != "OTHER":
                 self._series[key] = series
         series.observe(seconds)
-
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        fields: dict[str, Any] = {
-            "method": scope["method"],
-            "path": scope["path"],
-            "route": route_template(scope),
-            "status": status,
-            "duration_ms": round(seconds * 1000, 2),
-            "client": (scope.get("client") or ("-",))[0],
-        }
-        logs.add_log_context(
-            **{name: value for name, value in scope.get("path_params", {}).items() if name in logs.CONTEXT_FIELDS}
-        )
-        access.info(
-            "%s %s %d %.2f ms", fields["method"], fields["path"], status, seconds * 1000, extra={"fields": fields}
-        )
 
 
 def route_template(scope: Scope) -> str:

@@ -25,13 +25,13 @@ JSON = {"content-type": "application/json"}
 MEBIBYTE = 2**20
 
 INVALID_JSON: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "empty"),
-    "blank": (b"  \n", "empty"),
-    "cut off": (b'{"name": "x"', "line 1, column"),
+    "empty": (b"", "char 0"),
+    "blank": (b"  \n", "line 2"),
+    "cut off": (b'{"name": "x"', "line 1 column"),
     "trailing": (b'{"name": "x"} x', "column 15"),
-    "second line": (b'{"name":\n  oops}', "line 2, column 3"),
-    "not utf-8": (b'{"name": "\xff"}', "byte 10"),
-    "utf-16": ('{"name": "x"}'.encode("utf-16"), "UTF-8"),
+    "second line": (b'{"name":\n  oops}', "line 2 column 3"),
+    "not utf-8": (b'{"name": "\xff"}', "position 10"),
+    "utf-16": ('{"name": "x"}'.encode("utf-16"), "utf-8"),
     "bom": (b'\xef\xbb\xbf{"name": "x"}', "BOM"),
     "NUL": (b"\x00", "line 1"),
     "bare NaN": (b'{"observations": [{"metric": "eval", "step": 1, "value": NaN}]}', '"NaN"'),

@@ -137,7 +137,7 @@ def test_draft_is_backtested_and_saved(
     draft = {"document": json.dumps(level_document(min_evals=12)), "csrf": token}
     assert visitor.post(f"{page}/try", data={"document": "{}"}).status_code == 403
     for invalid, message in (
-        ('{"name": "level",\n "members": </textarea>', "this is not JSON: Expecting value at line 2, column 13"),
+        ('{"name": "level",\n "members": </textarea>', "this is not JSON: Expecting value: line 2 column 13"),
         ('{"name": "p", "members": [{"detector": "posterior", "stop_at": 1.7}]}', "is from 0 to 1"),
         ("[" * 5000, "nested too deep"),
         ('{"name": "level", "members": [{"detector": "k_declne"}]}', "$.members[0].detector"),

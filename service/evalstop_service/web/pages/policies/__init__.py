@@ -29,7 +29,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
-from evalstop_service.web.api.json_body import NotJson, load
+from evalstop_service.web.api.json_body import load
 from evalstop_service.web.pages import formatting, forms
 from evalstop_service.web.pages.forms import QUEUE
 from evalstop_service.web.pages.responses import PageRoute, render_page
@@ -267,7 +267,7 @@ def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
 def _read_policy(text: str) -> Policy:
     try:
         document: Any = load(text.encode())
-    except NotJson as error:
+    except ValueError as error:
         raise Invalid(f"this is not JSON: {error}") from error
     return policy_from_document(document)
 
