@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from evalstop_detectors import MetricRole, Policy
-from evalstop_service.domain.outcome import assess_run, judge_decision, locate_turn
+from evalstop_service.domain.outcome import assess_run, judge_decision
 from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from msgspec.structs import replace
@@ -59,7 +59,7 @@ class Case:
     @property
     def turn_step(self) -> int | None:
         """The step where the run turned, if it did."""
-        return locate_turn(self.assessment)[0] if self.assessment.run_outcome is RunOutcome.TURNED else None
+        return None if self.assessment.turn is None else self.assessment.turn.step
 
 
 def encode_case(case: Case) -> dict[str, Any]:
@@ -157,8 +157,7 @@ def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOut
     if stop is None:
         return PolicyOutcome(judged, judge_decision(assessment.run_outcome, None, None))
     assessment = assess_outcome(run, stop)
-    turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
-    outcome = judge_decision(assessment.run_outcome, stop, turn)
+    outcome = judge_decision(assessment.run_outcome, stop, assessment.turn)
     last = run.last_step
     return PolicyOutcome(judged, outcome, (last - stop) / last if last else 0.0)
 

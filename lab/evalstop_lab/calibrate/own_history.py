@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
-from evalstop_service.domain.outcome import Turn, judge_decision, locate_turn
+from evalstop_service.domain.outcome import judge_decision
+from evalstop_service.domain.run import Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.backtest.cases import assess_outcome
@@ -43,9 +44,9 @@ def calibrate_policy(
     assessments = sweep(assess_outcome, runs, "assessing outcomes")
     healthy = [run for run, item in zip(runs, assessments, strict=True) if item.run_outcome is RunOutcome.HEALTHY]
     turned = [
-        (run, locate_turn(item))
+        (run, item.turn)
         for run, item in zip(runs, assessments, strict=True)
-        if item.run_outcome is RunOutcome.TURNED and not is_for_calibration(run.name)
+        if item.turn is not None and not is_for_calibration(run.name)
     ]
     calibrating = [run for run in healthy if is_for_calibration(run.name)]
     others = [run for run in healthy if not is_for_calibration(run.name)]

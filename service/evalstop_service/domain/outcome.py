@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.wording import format_count, format_percent
 
-from evalstop_service.domain.run import RunAssessment, Window
+from evalstop_service.domain.run import RunAssessment, Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 FEWEST_IN_A_WINDOW = 3
@@ -28,13 +27,6 @@ SIGNIFICANT = 3.0
 INSIGNIFICANT = 1.0
 _RISEN = 0.05
 """As a share of the range of the means: a run that gained less has not risen, and its drop is relative to the range."""
-
-
-class Turn(NamedTuple):
-    """Where a run turned: the step, and the earliest step of its peak."""
-
-    step: int
-    low_step: int
 
 
 def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:
@@ -49,7 +41,7 @@ def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunA
     width = max(FEWEST_IN_A_WINDOW, count // EVALS_A_WINDOW)
 
     def undecided(reason: str) -> RunAssessment:
-        return RunAssessment(RunOutcome.UNDECIDED, reason, count, width)
+        return RunAssessment(RunOutcome.UNDECIDED, reason)
 
     if count < 2 * width:
         return undecided(
@@ -62,12 +54,6 @@ def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunA
         later = sum(score.step > decided_step for score in finite)
         return undecided(f"it has {format_count(later, 'eval')} after the decision, and {width} are needed to judge it")
     return _compare_means(finite, width)
-
-
-def locate_turn(assessment: RunAssessment) -> Turn:
-    """Where a run turned: the middle and the first of its best evals."""
-    assert assessment.best is not None, "a run that turned has a best mean"
-    return Turn(assessment.best.middle_step, assessment.best.first_step)
 
 
 def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn | None) -> DecisionOutcome:
@@ -108,19 +94,11 @@ def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     span = max(means) - min(means)
     gain = highest - means[0]
     unit = gain if gain > _RISEN * span else span
-    stderr = _estimate_stderr(finite, width)
-    run_outcome, reason = _assess_drop(drop, unit, stderr)
-    return RunAssessment(
-        run_outcome,
-        reason,
-        len(finite),
-        width,
-        _select_window(finite, best_at, width, highest),
-        _select_window(finite, last_at, width, means[last_at]),
-        gain,
-        drop,
-        stderr,
-    )
+    run_outcome, reason = _assess_drop(drop, unit, _estimate_stderr(finite, width))
+    turn = None
+    if run_outcome is RunOutcome.TURNED:
+        turn = Turn(finite[best_at + (width - 1) // 2].step, finite[best_at].step)
+    return RunAssessment(run_outcome, reason, turn, finite[last_at].step)
 
 
 def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, str]:
@@ -148,7 +126,3 @@ def _estimate_stderr(finite: Sequence[Score], width: int) -> float:
     state = noise.take_values([score.value for score in finite], [score.stderr for score in finite])
     estimate = noise.estimate(state)
     return estimate.sd * estimate.inflation * math.sqrt(2 / width)
-
-
-def _select_window(finite: Sequence[Score], at: int, width: int, mean: float) -> Window:
-    return Window(finite[at].step, finite[at + (width - 1) // 2].step, finite[at + width - 1].step, mean)

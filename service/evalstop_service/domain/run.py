@@ -155,27 +155,20 @@ class EvalSegment(Struct, frozen=True):
     last_score: Annotated[float, doc("the line where it ends")]
 
 
-class Window(Struct, frozen=True):
-    """Adjacent evals: the steps of the first, the middle and the last of them, and their mean."""
+class Turn(Struct, frozen=True):
+    """Where a run turned: a stop from its step on is right, one before `low_step` is wrong."""
 
-    first_step: Annotated[int, doc("step of its first eval")]
-    middle_step: Annotated[int, doc("step of its middle eval")]
-    last_step: Annotated[int, doc("step of its last eval")]
-    mean: Annotated[float, doc("in the unit of the metric")]
+    step: Annotated[int, doc("the middle of its best evals, or the change point in hindsight")]
+    low_step: Annotated[int, doc("the earliest step of the peak")]
 
 
 class RunAssessment(Struct, frozen=True):
-    """The outcome of a run with its reason and the numbers behind it; None: there were too few evals."""
+    """The outcome of a run with its reason."""
 
     run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
     reason: Annotated[str, doc("the rule that applied, with its numbers")]
-    evals: Annotated[int, doc("number of finite evals")]
-    window: Annotated[int, doc("number of consecutive evals in a mean")]
-    best: Annotated[Window | None, doc("the evals around the peak")] = None
-    last: Annotated[Window | None, doc("the evals at the end")] = None
-    gain: Annotated[float | None, doc("in the unit of the metric, higher is better; so are drop and stderr")] = None
-    drop: Annotated[float | None, doc("from the best mean to the last")] = None
-    stderr: Annotated[float | None, doc("the standard error of the drop")] = None
+    turn: Annotated[Turn | None, doc("where it turned, by its best evals; null: it did not")] = None
+    judged_from: Annotated[int | None, doc("the first step of the evals at its end; null: too few evals")] = None
 
 
 RoleOrigin = Literal["declared", "recognized", "guessed"]

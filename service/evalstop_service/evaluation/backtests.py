@@ -29,7 +29,8 @@ from evalstop_detectors import (
 from msgspec import structs
 
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, locate_turn
+from evalstop_service.domain.outcome import assess_run, judge_decision
+from evalstop_service.domain.run import Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
@@ -160,8 +161,7 @@ def _judge_verdict(past: PastRun, replay: Replay) -> DecisionOutcome:
         return _judge_stop(past, None)
     if verdict.critical is not None:
         assessment = assess_run(select_evals(past.run, replay.observations, verdict.critical), verdict.step)
-        turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
-        return judge_decision(assessment.run_outcome, verdict.step, turn)
+        return judge_decision(assessment.run_outcome, verdict.step, assessment.turn)
     return _judge_stop(past, verdict.step)
 
 

@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from evalstop_detectors.policy.calibration import compute_stated_risk
-from msgspec import structs
 
 from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
 from evalstop_service.domain.labels import read_gpus
-from evalstop_service.domain.outcome import Turn
-from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version
+from evalstop_service.domain.run import JudgedCall, RunAssessment, Turn, Verdict, find_version
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
@@ -94,14 +92,13 @@ def _derive_outcome(
         recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
         if recorded == (derived, turn_step, assessment.run_outcome):
             return before
-    oriented = _orient_means(assessment, watched_metrics.find_sign(run, metric))
     recorded_now = Outcome(
         outcome=derived,
         turn_step=turn_step,
         derived=True,
         actor=SERVICE,
-        note=oriented.reason,
-        assessment=oriented,
+        note=assessment.reason,
+        assessment=assessment,
         at=now,
     )
     cases.add_outcome(tx, run.id, run.attempt, recorded_now)
@@ -113,10 +110,10 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: s
 
     `critical`: the turn of this eval, by its best values.
     """
-    if assessment.run_outcome is not RunOutcome.TURNED:
+    located = assessment.turn
+    if located is None:
         return None
     turn = run.turn if run.ended_at is not None else change_point.load_change_point(tx, run)
-    located = outcome.locate_turn(assessment)
     if (
         turn is None
         or critical is not None
@@ -124,14 +121,6 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: s
     ):
         return located
     return Turn(turn.step, turn.low_step)
-
-
-def _orient_means(assessment: RunAssessment, sign: float) -> RunAssessment:
-    """The assessment with its means in the metric's own direction."""
-    best, last = (
-        window and structs.replace(window, mean=sign * window.mean) for window in (assessment.best, assessment.last)
-    )
-    return structs.replace(assessment, best=best, last=last)
 
 
 def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None) -> RunOutcome:
@@ -194,14 +183,14 @@ def _judge_calls(
         assert before is not None, "an earlier attempt has ended"
         calls = {name: (call.step, call.gpu_hours_after) for name, call in before.calls.items()}
     turn_step = recorded.turn_step if recorded else None
-    last = recorded.assessment.last if recorded and recorded.assessment else None
+    judged_from = recorded.assessment.judged_from if recorded and recorded.assessment else None
     turn = None
     if turn_step is not None:
         turn = Turn(turn_step, run.turn.low_step if run.turn and run.turn.step == turn_step else turn_step)
     judged = {}
     for name, (step, hours_after) in calls.items():
         result = outcome.judge_decision(run_outcome, step, turn)
-        if last is not None and step >= last.first_step:
+        if judged_from is not None and step >= judged_from:
             result = DecisionOutcome.UNKNOWN
         delay = step - turn_step if result is DecisionOutcome.RIGHT and turn_step is not None else None
         judged[name] = JudgedCall(step, result, delay, hours_after)

@@ -158,7 +158,7 @@ class Outcome:
     derived: Annotated[bool, doc("true: from later evals; false: by a person")] = False
     actor: Annotated[str, doc("who labeled it, or evalstop")]
     note: Annotated[str, doc("for people")]
-    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")] = None
+    assessment: Annotated[RunAssessment | None, doc("how an outcome was derived; null: by a person")] = None
     at: Annotated[datetime, doc("when it was recorded")]
 
 

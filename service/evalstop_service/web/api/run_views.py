@@ -13,7 +13,7 @@ from evalstop_service.decisions.commands import offer_exploit, tell_trainer_of
 from evalstop_service.domain.decision_commands import ActionOfPerson, allowed_actions
 from evalstop_service.domain.decision_lifecycle import Action
 from evalstop_service.domain.health import MetricFault
-from evalstop_service.domain.run import Recognition, RunAssessment, RunDescription, StepNote
+from evalstop_service.domain.run import Recognition, RunAssessment, RunDescription, StepNote, Turn
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
@@ -34,9 +34,14 @@ class ChangeOut(Answer):
     state: str = Field(description="the new state")
 
 
+@answers(Turn)
+class TurnOut(Answer):
+    """Where a run turned."""
+
+
 @answers(RunAssessment)
 class AssessmentOut(Answer):
-    """Whether the eval of a run turned, and the means that were compared; null: too few evals."""
+    """Whether the eval of a run turned, and where."""
 
 
 @answers(Outcome)

@@ -14,7 +14,8 @@ from pydantic import AfterValidator
 
 from evalstop_service.clock import in_utc
 from evalstop_service.decisions import commands
-from evalstop_service.domain.outcome import Turn, judge_decision, read_run_outcome
+from evalstop_service.domain.outcome import judge_decision, read_run_outcome
+from evalstop_service.domain.run import Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.runs import watched_metrics
