@@ -31,12 +31,10 @@ from evalstop_lab.backtest.cases import (
 )
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.command import describe_guesses, load_policy
-from evalstop_lab.replay.runs import ReadErrors, Run
-from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
+from evalstop_lab.replay.runs import Run
+from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_history
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
 from evalstop_lab.worlds.scoring import Figure
-
-MOST_ERRORS_SHOWN = 20
 
 EXAMPLES = """examples:
   evalstop-lab backtest runs.jsonl --policy default --against paper
@@ -64,12 +62,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     policies = _load_policies(args.policy, args.against)
     runs, errors = read_history(args)
+    infer_early_stopping(runs)
     for item in runs:
         item.gpus = args.gpus if item.gpus is None else item.gpus
     guessed = [run for run in runs if run.is_guessed]
     cases = judge_cases([run for run in runs if not run.is_guessed], policies, args.jobs)
     labels = list(policies)
-    report = build_report(cases, labels, errors.collected, "evalstop-lab " + shlex.join(sys.argv[1:]))
+    report = build_report(cases, labels, errors, "evalstop-lab " + shlex.join(sys.argv[1:]))
     report["guessed"] = _count_guessed(guessed, policies, args.jobs)
     if args.json:
         sys.stdout.write(json.dumps(report | {"cases": [encode_case(case) for case in cases]}, allow_nan=False) + "\n")
@@ -93,23 +92,6 @@ def run(args: argparse.Namespace) -> int:
         )
     console.print(f"Every run, worst first: {args.html}", highlight=False, soft_wrap=True)
     return 0
-
-
-def read_history(args: argparse.Namespace) -> tuple[list[Run], ReadErrors]:
-    """The settled runs of the sources, read with these options, and the read errors.
-
-    Raises UnreadableInput if there are no runs.
-    """
-    errors = ReadErrors(strict=False)
-    runs = [run for run in read_settled_runs(args, args.sources, errors) if run.series]
-    for error in errors.collected[:MOST_ERRORS_SHOWN]:
-        sys.stderr.write(f"evalstop-lab: {error}\n")
-    if len(errors.collected) > MOST_ERRORS_SHOWN:
-        sys.stderr.write(f"evalstop-lab: and {len(errors.collected) - MOST_ERRORS_SHOWN} more like these\n")
-    if not runs:
-        raise UnreadableInput(args.sources[0], "it has no readable run")
-    infer_early_stopping(runs)
-    return runs, errors
 
 
 def build_report(

@@ -15,11 +15,11 @@ import msgspec
 from evalstop_detectors import DETECTORS, Detector
 
 from evalstop_lab.arguments import positive_number, rate
-from evalstop_lab.backtest.command import read_history
+from evalstop_lab.backtest.cases import infer_early_stopping
 from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_evidence
 from evalstop_lab.calibrate.own_history import calibrate_policy
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.sources import SOURCES, add_role_options
+from evalstop_lab.replay.sources import SOURCES, add_role_options, read_history
 from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds.families import CALIBRATION, Group, list_families
@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         detector = _make_detector(args.detector, args.params)
         runs, _ = read_history(args)
+        infer_early_stopping(runs)
         found = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
         document = found["policy"]
         sys.stderr.writelines(f"{sentence}\n" for sentence in found["words"])

@@ -30,11 +30,7 @@ class EventFiles:
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
         _load_scalars.cache_clear()
-        try:
-            return {scalar.tag for scalar in _load_scalars(path)}
-        except UnreadableInput as error:
-            errors.add(error)
-            return set()
+        return {scalar.tag for scalar in _load_scalars(path)}
 
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
@@ -72,11 +68,7 @@ class Evaluations:
 
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        try:
-            return {"step"} | {column for row in _read_evaluations(path).values() for column in row}
-        except UnreadableInput as error:
-            errors.add(error)
-            return set()
+        return {"step"} | {column for row in _read_evaluations(path).values() for column in row}
 
     @staticmethod
     def read_tags(path: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from rich.text import Text
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
 from evalstop_lab.replay.runs import Run
-from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_settled_runs
+from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_history
 from evalstop_lab.report import new_table
 from evalstop_lab.sweep import sweep_chunks
 
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     policy = load_policy(args.policy)
-    runs = read_settled_runs(args, args.sources)
+    runs, _ = read_history(args)
     judged = judge_all(policy, runs, args.jobs, judge_with_calls if args.json else judge_runs)
     if guessed := [run for run in runs if run.is_guessed]:
         sys.stderr.write(f"evalstop-lab: {describe_guesses(guessed)}\n")

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay import wandb_offline
 from evalstop_lab.replay.binary_logs import Evaluations, EventFiles
 from evalstop_lab.replay.rows import STEPS, open_log, without_gz
-from evalstop_lab.replay.runs import ReadErrors, Run, Runs
+from evalstop_lab.replay.runs import Run, Runs
 from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
 from evalstop_lab.report import new_table
 
@@ -139,7 +140,7 @@ def _classify(path: Path) -> str | None:
 
 def _counts_steps(path: Path) -> bool:
     """Whether the first row of JSON lines has a column of steps, and a number beside it."""
-    _, row = next(read_json_lines(path, ReadErrors(strict=False)), (0, {}))
+    _, row = next(read_json_lines(path, []), (0, {}))
     return any(name in row for name in STEPS) and any(type(cell) in (int, float) for cell in row.values())
 
 
@@ -158,9 +159,10 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
     for path in states:
         digest = hashlib.sha256()
         histories[path] = []
-        for _, entry in read_history(path, ReadErrors(strict=False)):
-            digest.update(json.dumps(entry, sort_keys=True).encode())
-            histories[path].append(digest.digest())
+        with suppress(UnreadableInput):
+            for _, entry in read_history(path, []):
+                digest.update(json.dumps(entry, sort_keys=True).encode())
+                histories[path].append(digest.digest())
     kept: list[Path] = []
     beginnings: set[bytes] = set()
     for path in sorted(states, key=lambda path: -len(histories[path])):

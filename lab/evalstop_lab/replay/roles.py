@@ -14,6 +14,7 @@ from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
 from rich.text import Text
 
+from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.folders import Findings
 from evalstop_lab.replay.rows import NO_METRICS
 from evalstop_lab.replay.runs import ReadErrors
@@ -43,9 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    errors = ReadErrors(strict=False)
+    errors: ReadErrors = []
     explanations = explain_roles(args.sources, get_requested_roles(args), errors)
-    for error in errors.collected:
+    for error in errors:
         sys.stderr.write(f"evalstop-lab: {error}\n")
     for item in explanations:
         if args.json:
@@ -60,7 +61,11 @@ def explain_roles(sources: Sequence[str], requested: RequestedRoles, errors: Rea
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
     with ExitStack() as stack:
         for log in (log for source in sources for log in list_logs(source, stack, Findings())):
-            metrics = frozenset(log.metrics(errors))
+            try:
+                metrics = frozenset(log.metrics(errors))
+            except UnreadableInput as error:
+                errors.append(error)
+                continue
             if not metrics - NO_METRICS:
                 continue
             declared = () if log.roles is None else tuple(f"{a}={b}" for a, b in sorted(log.roles.columns.items()))

@@ -26,32 +26,31 @@ def open_log(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str]]:
     """Yield each nonblank line with its number, from 1; invalid text is reported to `errors`."""
-    errors = errors or ReadErrors()
     try:
         with open_log(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
-                    errors.add(UnreadableInput(path, problem, number))
+                    errors.append(UnreadableInput(path, problem, number))
                     return  # a file without line breaks is not text
                 if line.isspace():
                     continue
                 try:
                     yield number, _decode_line(path, number, line)
                 except UnreadableInput as error:
-                    errors.add(error)
+                    errors.append(error)
     except OSError as error:
-        errors.add(UnreadableInput(path, f"{error.strerror or error}; give a readable file"))
+        errors.append(UnreadableInput(path, f"{error.strerror or error}; give a readable file"))
     except (EOFError, zlib.error) as error:
-        errors.warn(UnreadableInput(path, f"its compression ends early or is damaged; all before is read ({error})"))
+        errors.append(UnreadableInput(path, f"its compression ends early or is damaged; all before is read ({error})"))
 
 
 class NumberedLines:
     """The lines of a file for a reader that counts rows; `number` is that of the last line read."""
 
-    def __init__(self, path: Path, errors: ReadErrors | None = None) -> None:
+    def __init__(self, path: Path, errors: ReadErrors) -> None:
         self.number = 0
         self._lines = read_lines(path, errors)
 
@@ -136,7 +135,7 @@ def add_rows(run: Run, rows: Iterable[Row], number: Number, log: Path | str, err
             add_row(run, parse_step(step), row, number)
         except ValueError as error:
             line = place if isinstance(place, int) else None
-            errors.add(UnreadableInput(log, f"{place}: {error}" if isinstance(place, str) else str(error), line))
+            errors.append(UnreadableInput(log, f"{place}: {error}" if isinstance(place, str) else str(error), line))
 
 
 def parse_number(cell: object, column: str) -> float | None:

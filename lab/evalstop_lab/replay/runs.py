@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,9 @@ from evalstop_lab.errors import UnreadableInput
 
 MAX_STEP = 2**53 - 1
 """The largest step, the same as in the service."""
+
+ReadErrors = list[UnreadableInput]
+"""What could not be read of a log; all else of it counts."""
 
 
 @dataclass(frozen=True)
@@ -218,33 +220,6 @@ class Run:
         """The steps from which the eval was measured differently."""
         named = sorted(self.eval_versions.items())
         return sorted({*self.eval_changes, *(step for (_, old), (step, new) in pairwise(named) if new != old)})
-
-
-@dataclass
-class ReadErrors:
-    """Read errors: `strict` raises the first one; otherwise they are collected and reading continues.
-
-    `repeats`: another reading of the same log will warn of the same.
-    """
-
-    strict: bool = True
-    repeats: bool = False
-    collected: list[UnreadableInput] = field(default_factory=list)
-
-    def add(self, error: UnreadableInput) -> None:
-        """Raise the error, or collect it."""
-        if self.strict:
-            raise error
-        self.collected.append(error)
-
-    def warn(self, error: UnreadableInput) -> None:
-        """Collect the error, or print it: what could be read before it counts."""
-        if self.repeats:
-            return
-        if self.strict:
-            sys.stderr.write(f"evalstop-lab: {error.detail}\n")
-        else:
-            self.collected.append(error)
 
 
 @dataclass

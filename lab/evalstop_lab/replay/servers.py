@@ -136,7 +136,7 @@ class MlflowRun:
             run.seconds = (ended - started) / 1000
         for column in (column for _, column in roles.cells if column in self.metrics):
             stderr = f"{column}_stderr"
-            stderrs = dict(self._read_values(stderr, ReadErrors(strict=False))) if stderr in self.metrics else {}
+            stderrs = dict(self._read_values(stderr, [])) if stderr in self.metrics else {}
             rows = (
                 (None, step, {column: value, stderr: stderrs.get(step)})
                 for step, value in self._read_values(column, errors)
@@ -161,7 +161,7 @@ class MlflowRun:
             try:
                 yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
-                errors.add(UnreadableInput(self._place, str(error)))
+                errors.append(UnreadableInput(self._place, str(error)))
 
 
 def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]:

@@ -81,6 +81,7 @@ MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
 """Prefixes of addresses, before http:// or https://."""
 
 CONNECTIONS = 8
+MOST_ERRORS_SHOWN = 20
 NO_ROLE = "no metric of it is an eval, proxy, KL or loss"
 
 SOURCES = """A source is a file or a folder, or the address of a server:
@@ -125,10 +126,10 @@ def read_runs(
 ) -> Runs:
     """Read all runs of these sources. Rows with the same run name form one run.
 
-    Raises UnreadableInput with file and line, unless `errors` collects errors. Raises UnusableArguments for a
-    requested column that occurs nowhere.
+    What cannot be read is added to `errors`. Raises UnreadableInput if a server cannot be read, and UnusableArguments
+    for a requested column that occurs nowhere.
     """
-    requested, errors = requested or RequestedRoles(), errors or ReadErrors()
+    requested, errors = requested or RequestedRoles(), [] if errors is None else errors
     runs = Runs()
     everywhere: set[str] = set()
     for source in sources:
@@ -138,24 +139,40 @@ def read_runs(
     return runs
 
 
-def read_settled_runs(
-    args: argparse.Namespace, sources: Sequence[str | Path], errors: ReadErrors | None = None
-) -> list[Run]:
-    """The runs of these sources, read with these options and settled. Raises as `read_runs` does."""
-    runs = read_runs(sources, get_requested_roles(args), errors)
-    if replaced := runs.settle():
-        sys.stderr.write(
-            f"evalstop-lab: {replaced:,} {'value was' if replaced == 1 else 'values were'} logged again at the same"
-            " step, with other values, as by a trainer that started again; the last stands\n"
-        )
-    for run in runs.by_name.values():
+def read_history(args: argparse.Namespace) -> tuple[list[Run], ReadErrors]:
+    """The runs of the sources, read with these options and settled, and what could not be read, which is printed.
+
+    Raises as `read_runs` does, and UnreadableInput if there are no runs.
+    """
+    errors: ReadErrors = []
+    read = read_runs(args.sources, get_requested_roles(args), errors)
+    replaced = read.settle()
+    runs = [run for run in read.by_name.values() if run.series]
+    if not runs and not errors:
+        errors.append(UnreadableInput(args.sources[0], "it has no readable run"))
+    last = None if runs else errors.pop()
+    for text in (*map(str, errors[:MOST_ERRORS_SHOWN]), *_describe_reading(runs, replaced, len(errors))):
+        sys.stderr.write(f"evalstop-lab: {text}\n")
+    if last is not None:
+        raise last
+    for run in runs:
         run.total_steps = run.total_steps or args.total_steps
         if getattr(args, "confirm", False):
             run.roles = replace(run.roles, guessed=frozenset())
-    for name, count in Counter(run.roles.eval_name for run in runs.by_name.values() if run.roles.combined).items():
+    return runs, errors
+
+
+def _describe_reading(runs: Sequence[Run], replaced: int, errors: int) -> Iterator[str]:
+    if errors > MOST_ERRORS_SHOWN:
+        yield f"and {errors - MOST_ERRORS_SHOWN:,} more like these"
+    if replaced:
+        yield (
+            f"{replaced:,} {'value was' if replaced == 1 else 'values were'} logged again at the same"
+            " step, with other values, as by a trainer that started again; the last stands"
+        )
+    for name, count in Counter(run.roles.eval_name for run in runs if run.roles.combined).items():
         what = "run is" if count == 1 else "runs are"
-        sys.stderr.write(f"evalstop-lab: {count:,} {what} judged by {name}; --eval COLUMN names one\n")
-    return list(runs.by_name.values())
+        yield f"{count:,} {what} judged by {name}; --eval COLUMN names one"
 
 
 def list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterator[Log]:
@@ -217,7 +234,7 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
         runs = _RunsUntilChange()
         if roles is None and MetricRole.EVAL not in {*requested.named, *names}:
             with suppress(_Changes):
-                log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), ReadErrors(strict=False))
+                log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), [])
         runs.settle()
         evals = [series.values for run in runs.by_name.values() for series in run.series.values()]
         long = [values for values in evals if len(values) >= FIRST_EVALS]
@@ -259,7 +276,7 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     everything: set[str] = set()
-    is_known, errors_before, runs_before = False, len(errors.collected), len(runs.by_name)
+    is_known, errors_before, runs_before = False, len(errors), len(runs.by_name)
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
         findings, alone = Findings(), dict[str, Path]()
@@ -270,11 +287,12 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         task = progress.add_task(str(source), total=len(logs))
 
         def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
-            log_runs, log_errors = Runs() if log.remote else runs, ReadErrors(errors.strict and len(logs) == 1)
+            log_runs = Runs() if log.remote else runs
+            log_errors: ReadErrors = []
             try:
                 names, fits = _read_log(log, log_runs, requested, log_errors)
             except UnreadableInput as error:
-                log_errors.add(error)
+                log_errors.append(error)
                 names, fits = set(), False
             return names, fits, log_runs, log_errors
 
@@ -283,21 +301,20 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         for log, (names, fits, log_runs, log_errors) in zip(logs, results, strict=True):
             everything |= names
             if isinstance(log.place, Path):
-                why = log_errors.collected[0].problem if log_errors.collected else NO_ROLE
+                why = log_errors[0].problem if log_errors else NO_ROLE
                 findings[name_kind(log.place), READ if fits else why.partition("; ")[0]] += 1
                 if fits and len(runs.by_name) == runs_before + 1:
                     alone[next(reversed(runs.by_name))] = log.place
                 runs_before = len(runs.by_name)
             is_known = is_known or fits
-            for error in log_errors.collected:
-                errors.warn(error)
+            errors += log_errors
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)
     if Path(source).is_dir() and (is_known or len(logs) > 1):  # else the error says it
         leave_out_copies(Path(source), runs, alone, findings)
         print_findings(findings, Path(source))
-    if not is_known and (everything or len(errors.collected) == errors_before):
+    if not is_known and (everything or len(errors) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
         others = f"but {_format_columns(everything)}; set the columns with --eval, --proxy, --kl or --loss COLUMN"
         problem = (
@@ -305,7 +322,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             if everything
             else "no metrics were found in it"
         )
-        errors.add(UnreadableInput(source, problem))
+        errors.append(UnreadableInput(source, problem))
     return everything
 
 
@@ -319,7 +336,7 @@ def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
 
 def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> tuple[set[str], bool]:
     """Read one log; returns its columns, and whether any of them has a role."""
-    first = ReadErrors(errors.strict, repeats=True)
+    first: ReadErrors = []  # reading the values finds the same
     metrics = log.metrics(first)
     roles, _ = choose_roles(log, metrics, requested)
     declared, direction = find_declared_eval(log.tags())
@@ -330,7 +347,7 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     if fits:
         log.read(runs, roles, errors)
     else:
-        errors.collected += first.collected
+        errors += first
     return metrics - NO_METRICS, fits
 
 

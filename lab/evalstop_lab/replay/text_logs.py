@@ -69,7 +69,7 @@ class JsonLines:
                 step = reached[run] = parse_step(cell)
                 add_row(runs.run(run, roles), step, row, parse_number)
             except ValueError as error:
-                errors.add(UnreadableInput(path, f"{error}; {ROW}", number))
+                errors.append(UnreadableInput(path, f"{error}; {ROW}", number))
 
 
 def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -81,13 +81,13 @@ def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[
             beginning = line[: line.find(":") + 1]  # a killed trainer cuts a row off, and the next appends to it
             try:
                 row = _parse_row(path, number, line[line.rfind(beginning) :])
-                errors.warn(UnreadableInput(path, "a row is cut off in this line; the one after it is read", number))
+                errors.append(UnreadableInput(path, "a row is cut off in this line; the one after it is read", number))
             except UnreadableInput:
                 if line.endswith("\n") or number == 1:
-                    errors.add(error)
+                    errors.append(error)
                 else:
                     problem = "it ends in the middle of this line; all before it is read"
-                    errors.warn(UnreadableInput(path, problem, number))
+                    errors.append(UnreadableInput(path, problem, number))
                 continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data
@@ -145,7 +145,7 @@ class CsvTable:
                     header, chart = cells, _parse_chart(cells)
                     if not chart and roles.step not in header:
                         problem = f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}"
-                        errors.add(UnreadableInput(path, problem, number))
+                        errors.append(UnreadableInput(path, problem, number))
                         return
                 elif len(cells) != len(header):
                     raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
@@ -160,7 +160,7 @@ class CsvTable:
                     run = parse_run_name(row["run"]) if "run" in row else name
                     add_row(runs.run(run, roles), parse_step(row[roles.step]), row, parse_text_number)
             except ValueError as error:
-                errors.add(UnreadableInput(path, str(error), number))
+                errors.append(UnreadableInput(path, str(error), number))
 
 
 def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
@@ -172,7 +172,7 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            errors.add(UnreadableInput(path, str(error), numbered.number))
+            errors.append(UnreadableInput(path, str(error), numbered.number))
             continue
         if cells is None:
             return
@@ -182,11 +182,11 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
             header, cells = cells, [cell.strip() for cell in cells]
             if cells.count("") > 1:
                 unnamed = ", ".join(str(number) for number, cell in enumerate(cells, 1) if not cell)
-                errors.add(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))
+                errors.append(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))
                 return
             if repeated := {cell for cell in cells if cells.count(cell) > 1}:
                 problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
-                errors.add(UnreadableInput(path, problem, 1))
+                errors.append(UnreadableInput(path, problem, 1))
                 return
         yield numbered.number, cells
 
@@ -275,18 +275,13 @@ def _describe_early_stop(state: dict[str, Any]) -> str:
 
 
 def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The entries of a trainer's state with their places."""
-    try:
-        history = _load_state(path)["log_history"]
-    except UnreadableInput as error:
-        errors.add(error)
-        return
-    for index, row in enumerate(history):
+    """The entries of a trainer's state with their places; raises UnreadableInput for a file of another kind."""
+    for index, row in enumerate(_load_state(path)["log_history"]):
         if isinstance(row, dict):
             yield index, row
         else:
             problem = f"entry {index} of log_history is {format_cell(row)}; an entry must be an object"
-            errors.add(UnreadableInput(path, problem))
+            errors.append(UnreadableInput(path, problem))
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values

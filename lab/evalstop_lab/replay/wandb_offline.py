@@ -40,7 +40,7 @@ def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     _read_history.cache_clear()
     history, error = _read_history(path)
     if not history["rows"]:
-        errors.add(error or UnreadableInput(path, "no metrics were logged"))
+        errors.append(error or UnreadableInput(path, "no metrics were logged"))
     return {key for row in history["rows"] for key in row}
 
 
@@ -58,7 +58,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     run.total_steps = find_total_steps(history["params"]) or run.total_steps
     add_rows(run, _list_rows(history["rows"], roles.step), parse_number, path, errors)
     if truncation is not None:
-        errors.warn(truncation)
+        errors.append(truncation)
 
 
 def _list_rows(rows: Sequence[Mapping[str, Any]], column: str) -> Iterator[Row]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.backtest.cases import assess_outcome, explain_early_end, infer_early_stopping
-from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.sources import read_runs
 from evalstop_service.domain.statuses import RunOutcome
@@ -29,6 +28,12 @@ def read_only_run(folder: Path) -> Run:
     assert runs.settle() == 0
     (run,) = runs.by_name.values()
     return run
+
+
+def list_problems(file: Path) -> str:
+    errors: ReadErrors = []
+    read_runs([file], None, errors)
+    return "\n".join(map(str, errors))
 
 
 def list_evals(run: Run) -> list[tuple[int, float]]:
@@ -84,14 +89,12 @@ def test_hostile_arrays_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("results.npy", "w") as member:
         for _ in range(257):
             member.write(bytes(1 << 20))
-    with pytest.raises(UnreadableInput, match="takes more than"):
-        read_runs([file])
+    assert "takes more than" in list_problems(file)
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}], dtype=object), allow_pickle=True)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("timesteps.npy", pickled.getvalue())
-    with pytest.raises(UnreadableInput, match=r"give an evaluations\.npz"):
-        read_runs([file])
+    assert "give an evaluations.npz" in list_problems(file)
 
 
 def test_log_of_llama_factory_and_its_checkpoint_are_one_run(tmp_path: Path) -> None:
@@ -147,11 +150,10 @@ def test_gzipped_logs_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     expected = list_evals(read_only_run(tmp_path / "plain"))
     assert list_evals(read_only_run(tmp_path / "whole")) == expected
     cut = list_evals(read_only_run(tmp_path / "cut"))
+    assert "its compression ends early" in list_problems(tmp_path / "cut")
     assert 0 < len(cut) < len(expected)
     assert cut == expected[: len(cut)]
-    printed = capsys.readouterr().err
-    assert printed.count("*.jsonl.gz") == 2
-    assert "its compression ends early" in printed
+    assert capsys.readouterr().err.count("*.jsonl.gz") == 3
 
 
 def test_gzipped_trainer_state_is_read(tmp_path: Path) -> None:
@@ -164,8 +166,7 @@ def test_gzipped_trainer_state_is_read(tmp_path: Path) -> None:
     assert (run.name, run.total_steps, list_evals(run)) == (str(tmp_path), 120, list(zip(STEPS, RISING, strict=True)))
     for cut in (packed[:40], b"{"):
         (tmp_path / "trainer_state.json.gz").write_bytes(cut)
-        with pytest.raises(UnreadableInput, match="give a readable file"):
-            read_runs([tmp_path / "trainer_state.json.gz"])
+        assert "give a readable file" in list_problems(tmp_path / "trainer_state.json.gz")
 
 
 def test_table_says_why_a_file_was_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +174,7 @@ def test_table_says_why_a_file_was_not_read(tmp_path: Path, capsys: pytest.Captu
     for name in ("run-a.wandb", "run-b.wandb"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "notes.csv").write_text("a,b\n")
-    read_runs([tmp_path], errors=ReadErrors(strict=False))
+    read_runs([tmp_path], errors=[])
     printed = capsys.readouterr().err
     assert "not read: no metrics were logged" in printed
     assert "not read: it is no log that is known by its name or rows" in printed
