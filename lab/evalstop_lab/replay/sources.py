@@ -90,7 +90,7 @@ SOURCES = """A source is a file or a folder, or the address of a server:
   trainer_state.json            the log of the Hugging Face Trainer
   logs/                         a folder with any of these, TensorBoard events, W&B's offline runs, or the logs of
                                 Lightning, Ultralytics, stable-baselines3 or LLaMA-Factory
-  train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
+  train.log                     the console output of verl or OpenRLHF (.log, .out, .txt)
   mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
   evalstop+http://host:8787     an EvalStop service, with a key in EVALSTOP_KEY
 """

@@ -17,7 +17,6 @@ from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.rows import (
-    STEPS,
     TOTAL_STEPS,
     NumberedLines,
     Row,
@@ -114,36 +113,22 @@ def _parse_nonfinite(path: Path, number: int, line: str) -> object:
     return row
 
 
-BETWEEN = " - "
-_ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart merged into one
-
-
 class CsvTable:
-    """A header with `step`, a column per role, and `run` unless the file is a single run.
-
-    An exported W&B chart instead has a column per run, called `run - metric`.
-    """
+    """A header with `step`, a column per role, and `run` unless the file is a single run."""
 
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        """The columns; for a chart the metrics."""
-        header = next((cells for _, cells in _read_csv(path, errors)), [])
-        return (
-            {metric for _, metric in _parse_chart(header).values()} | set(header[:1])
-            if _parse_chart(header)
-            else set(header)
-        )
+        return set(next((cells for _, cells in _read_csv(path, errors)), []))
 
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Read every row. Without a column `run` the run is called `name`."""
         header: list[str] = []
-        chart: dict[str, tuple[str, str]] = {}
         for number, cells in _read_csv(path, errors):
             try:
                 if not header:
-                    header, chart = cells, _parse_chart(cells)
-                    if not chart and roles.step not in header:
+                    header = cells
+                    if roles.step not in header:
                         problem = f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}"
                         errors.append(UnreadableInput(path, problem, number))
                         return
@@ -151,12 +136,6 @@ class CsvTable:
                     raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
                 else:
                     row = dict(zip(header, cells, strict=True))
-                    if chart:
-                        for column, (run, metric) in chart.items():
-                            add_row(
-                                runs.run(run, roles), parse_step(cells[0]), {metric: row[column]}, parse_text_number
-                            )
-                        continue
                     run = parse_run_name(row["run"]) if "run" in row else name
                     add_row(runs.run(run, roles), parse_step(row[roles.step]), row, parse_text_number)
             except ValueError as error:
@@ -189,14 +168,6 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
                 errors.append(UnreadableInput(path, problem, 1))
                 return
         yield numbered.number, cells
-
-
-def _parse_chart(header: list[str]) -> dict[str, tuple[str, str]]:
-    """Run and metric by column, if this is the header of a chart."""
-    if not header or header[0] not in STEPS or not all(BETWEEN in column for column in header[1:]):
-        return {}
-    parts = {column: column.rpartition(BETWEEN) for column in header[1:] if not column.endswith(_ENVELOPES)}
-    return {column: (run, metric) for column, (run, _, metric) in parts.items()}
 
 
 class TrainerState:
@@ -309,31 +280,19 @@ _VERL_CELL = re.compile(rf"(?:np\.float\d+\()?({_NUMBER})\)?$")
 _OPENRLHF = re.compile(r"Global step (\d+)(?: \[replay\])?: \{(.*)\}")
 _OPENRLHF_CELL = re.compile(rf"'([^']+)': (?:np\.float\d+\(|tensor\()?({_NUMBER})\b")
 _VERL_PLAN = re.compile(r"Total training steps: ([1-9]\d{0,14})\b")
-_NEMO_STEP = re.compile(r"=+ Step (\d+)/(\d+) =+")
-_NEMO_VALIDATION = re.compile(r"Starting validation at step (\d+)")
-_NEMO_CELL = re.compile(rf"• (Loss|Avg Reward|Avg Total Reward|Generation KL Error|Accuracy): ({_NUMBER})$")
-_NEMO_NAMES = {
-    "Loss": "loss",
-    "Avg Reward": "reward",
-    "Avg Total Reward": "reward",
-    "Generation KL Error": "gen_kl_error",
-    "Accuracy": "validation/accuracy",
-}
 
 
 class ConsoleLog:
-    """The console output of verl, OpenRLHF or NeMo-RL, one run per file.
+    """The console output of verl or OpenRLHF, one run per file.
 
     verl        `step:3 - critic/score/mean:0.512 - actor/ppo_kl:0.001`
     OpenRLHF    `... Global step 3: {'reward': 0.41, 'kl': 0.02, ...}`
-    NeMo-RL     `===== Step 3/100 =====`, then bullets such as `• Avg Reward: 0.41`; `Starting validation at step 3`,
-                then `• Accuracy: 0.38`. Only these are mapped to metric names.
 
-    All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits. verl and NeMo-RL
-    print the planned length.
+    All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits, and prints the
+    planned length.
     """
 
-    MARKS = re.compile(rb"\bstep:\d+ - \S|Global step \d+(?: \[replay\])?: \{|=+ Step \d+/\d+ =+")
+    MARKS = re.compile(rb"\bstep:\d+ - \S|Global step \d+(?: \[replay\])?: \{")
 
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
@@ -347,7 +306,6 @@ class ConsoleLog:
 
 def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Line number, step and cells."""
-    step: str | None = None
     plan: dict[str, str] = {}
     for number, raw in read_lines(path, errors):
         line = _COLORS.sub("", raw).strip()
@@ -359,9 +317,3 @@ def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, di
             plan = {TOTAL_STEPS: match[1]}
         elif match := _OPENRLHF.search(line):
             yield number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))
-        elif match := _NEMO_STEP.search(line):
-            step, plan = match[1], {TOTAL_STEPS: match[2]}
-        elif match := _NEMO_VALIDATION.search(line):
-            step = match[1]
-        elif step is not None and (match := _NEMO_CELL.search(line)):
-            yield number, step, plan | {_NEMO_NAMES[match[1]]: match[2]}
