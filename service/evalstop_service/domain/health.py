@@ -9,15 +9,8 @@ such pauses, but not before the project's `stale_seconds`, which alone counts wh
 once it has been stale for eleven times as long: by default after an hour of silence in total. Stale is a warning and
 puts stops on hold; lost ends the run, so neither a slow file system nor an outage of the service may cause it.
 
-| kind | what happened | reported after |
-|---|---|---|
-| `not_finite` | it is NaN or infinite | 3 values in a row: one may be an accident, three are a broken eval |
-| `constant` | its values are equal to the last bit | 8 in a row, and 3 times as many as ever before |
-| `ceased` | it stopped while others continue: perhaps it was renamed | 5 times its longest gap |
-| `missing` | it was never reported while others are: perhaps it has another name | a third of the steps, or 6 hours |
-
-Equal values occur by chance: a score over 100 questions repeats about once in seven evals, eight times in a row once
-in a million windows. For a coarser score, such as won or lost, its past shows how long it stays the same.
+A metric gives no data if it is not reported while others are. Perhaps it has another name: it was never reported, for
+a third of the steps or six hours. Perhaps it was renamed: it stopped, for five times its longest gap.
 
 A gap is measured in steps and in time, and both must be exceeded: evals that are computed elsewhere arrive many steps
 late but regularly, and a trainer that waits loses time but no steps. Gaps may grow: five times allows evals at steps 1,
@@ -26,12 +19,11 @@ late but regularly, and a trainer that waits loses time but no steps. Gaps may g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from msgspec import Struct
@@ -96,26 +88,14 @@ def seconds_until_check(
 NEWEST = 32
 """The number of newest values of a metric that are examined."""
 
-NOT_FINITE = 3
-SAME, SAME_TIMES = 8, 3
 CEASED_GAPS, CEASED_GAPS_OF_FEW, FEW = 5.0, 10.0, 4
 MISSING_SHARE, MISSING_SECONDS = 1 / 3, 6 * 3600.0
 
 
-class FaultKind(StrEnum):
-    """Why a metric gives its detectors no data."""
-
-    NOT_FINITE = "not_finite"
-    CONSTANT = "constant"
-    CEASED = "ceased"
-    MISSING = "missing"
-
-
 class Reading(NamedTuple):
-    """One value of a metric, possibly NaN or infinite, and when it was received."""
+    """The step of a value of a metric, and when it was received."""
 
     step: int
-    value: float
     received_at: datetime
 
 
@@ -133,52 +113,38 @@ class RunProgress:
 
 
 class MetricFault(Struct, frozen=True):
-    """A fault of a metric: its kind, for programs, and a reason, for people."""
+    """A metric that is not reported while others are."""
 
     metric: Annotated[str, doc("the name of the series")]
-    kind: Annotated[FaultKind, doc("the kind of fault")]
-    reason: Annotated[str, doc("the fault, for people")]
+    reason: Annotated[str, doc("what is missing, for people")]
 
 
-@dataclass(frozen=True)
-class MetricReadings:
-    """A metric that a policy needs, with its newest readings by ascending step, at most `NEWEST`.
+def find_fault(
+    metric: str, readings: Sequence[Reading], progress: RunProgress, *, required: bool
+) -> MetricFault | None:
+    """The fault of a metric that a policy needs, by its newest readings, at most `NEWEST`, by ascending step.
 
     `required`: the trainer named it, or no stop is decided without it; other metrics may be missing.
     """
-
-    metric: str
-    readings: Sequence[Reading] = field(default_factory=tuple)
-    required: bool = True
-
-
-def find_faults(metrics: Sequence[MetricReadings], progress: RunProgress) -> tuple[MetricFault, ...]:
-    """The faults of these metrics, at most one each, in their order."""
     if progress.last_step is None:  # no metric is ahead of another yet
-        return ()
-    faults = (_find_fault(metric, progress, progress.last_step) for metric in metrics)
-    return tuple(fault for fault in faults if fault is not None)
-
-
-def _find_fault(metric: MetricReadings, progress: RunProgress, last_step: int) -> MetricFault | None:
-    readings = metric.readings
+        return None
     if readings:
-        fault = _check_ceased(readings, progress, last_step) or _check_finite(readings) or _check_constant(readings)
+        reason = _check_ceased(readings, progress, progress.last_step)
     else:
-        fault = _check_missing(progress, last_step) if metric.required else None
-    return MetricFault(metric.metric, *fault) if fault is not None else None
+        reason = _check_missing(progress, progress.last_step) if required else None
+    return MetricFault(metric, reason) if reason is not None else None
 
 
-def _check_missing(progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:
+def _check_missing(progress: RunProgress, last_step: int) -> str | None:
     if progress.total_steps is not None:
         late = last_step >= MISSING_SHARE * progress.total_steps
     else:
         late = (progress.reported_at - progress.begun_at).total_seconds() >= MISSING_SECONDS
     reason = f"it was never reported, and other metrics are at step {last_step}; does it have another name?"
-    return (FaultKind.MISSING, reason) if late else None
+    return reason if late else None
 
 
-def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:
+def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> str | None:
     last = readings[-1]
     received = sorted({reading.received_at for reading in readings})
     # A single value, or values received in one request, have one gap: from the start to the first of them.
@@ -190,31 +156,15 @@ def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step:
     behind_seconds = (progress.reported_at - received[-1]).total_seconds()
     if behind_steps <= allowed * max(1, *steps) or behind_seconds <= allowed * max(0.0, *seconds):
         return None
-    reason = f"it was last reported at step {last.step}, and other metrics are at step {last_step}; was it renamed?"
-    return FaultKind.CEASED, reason
-
-
-def _check_finite(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
-    newest = readings[-NOT_FINITE:]
-    if len(newest) < NOT_FINITE or any(math.isfinite(reading.value) for reading in newest):
-        return None
-    return FaultKind.NOT_FINITE, f"its last {NOT_FINITE} values are NaN or infinite"
-
-
-def _check_constant(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
-    lengths = [len(list(same)) for _, same in groupby(reading.value for reading in readings)]
-    # The first stretch may have begun before the readings, so its length is a lower bound.
-    if lengths[-1] < max(SAME, SAME_TIMES * max(lengths[:-1], default=0)):
-        return None
-    return FaultKind.CONSTANT, f"its last {lengths[-1]} values are the same, {readings[-1].value:g}"
+    return f"it was last reported at step {last.step}, and other metrics are at step {last_step}; was it renamed?"
 
 
 def select_new_faults(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> list[MetricFault]:
-    """The faults whose metric did not have the same kind of fault before."""
-    earlier = {(fault.metric, fault.kind) for fault in before}
-    return [fault for fault in faults if (fault.metric, fault.kind) not in earlier]
+    """The faults of metrics that had none before."""
+    earlier = {fault.metric for fault in before}
+    return [fault for fault in faults if fault.metric not in earlier]
 
 
 def faults_differ(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> bool:
-    """Whether the faults differ, in their metrics or kinds."""
+    """Whether the faults are of other metrics."""
     return len(before) != len(faults) or bool(select_new_faults(before, faults))

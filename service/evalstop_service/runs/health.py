@@ -11,10 +11,9 @@ from evalstop_detectors import MetricRole, Policy
 from evalstop_service.domain.health import (
     Liveness,
     MetricFault,
-    MetricReadings,
     RunProgress,
     assess_liveness,
-    find_faults,
+    find_fault,
 )
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -46,13 +45,15 @@ def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) ->
     needed = {run.id: _find_needed_metrics(run, policy) for run, policy in judged}
     readings = run_details.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     begun_at = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
-    return {
-        run.id: find_faults(
-            [MetricReadings(metric, readings[run.id, metric], required) for metric, required in needed[run.id].items()],
-            RunProgress(begun_at.get(run.id, run.created_at), run.updated_at, run.last_step, run.total_steps),
+    faults: dict[UUID, tuple[MetricFault, ...]] = {}
+    for run, _ in judged:
+        progress = RunProgress(begun_at.get(run.id, run.created_at), run.updated_at, run.last_step, run.total_steps)
+        found = (
+            find_fault(metric, readings[run.id, metric], progress, required=required)
+            for metric, required in needed[run.id].items()
         )
-        for run, _ in judged
-    }
+        faults[run.id] = tuple(fault for fault in found if fault is not None)
+    return faults
 
 
 def _find_needed_metrics(run: Run, policy: Policy) -> dict[str, bool]:

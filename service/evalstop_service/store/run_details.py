@@ -289,7 +289,7 @@ def _select_newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
     table = observations.c
     last_step = -1 if run.last_step is None else run.last_step
     return (
-        sa.select(table.step, table.value, table.received_at)
+        sa.select(table.step, table.received_at)
         .where(table.run_id == run.id, table.metric == metric, table.superseded_by == LIVE, table.step <= last_step)
         .order_by(table.step.desc())
         .limit(most)

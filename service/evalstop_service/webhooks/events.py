@@ -19,7 +19,7 @@ import msgspec
 from evalstop_service.domain.confidence_sequences import Bounds, Estimate
 from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.health import FaultKind, MetricFault
+from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Call, Evidence, Verdict
 from evalstop_service.store import run_details
@@ -221,11 +221,11 @@ DECLARATIONS: dict[EventType, Declaration] = {
         _silent("lost"),
     ),
     EventType.METRIC_FAULT: Declaration(
-        "A watched metric is missing, renamed, constant or not a number: its detectors see nothing.",
+        "A watched metric is missing or was renamed: its detectors see nothing.",
         "has a metric that its detectors cannot use",
         event_data.MetricFaultFound(
             **_NO_DECISION,
-            metric_fault=MetricFault("eval/score", FaultKind.CONSTANT, "its last 20 values are the same, 0.5"),
+            metric_fault=MetricFault("eval/score", "it was last reported at step 20, others are at step 150"),
         ),
     ),
     EventType.RULE_MET: Declaration(

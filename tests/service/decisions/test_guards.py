@@ -182,22 +182,23 @@ def test_lost_run_is_not_stopped(project: ProjectFixture) -> None:
 
 
 def test_faulty_metric_is_a_guard(project: ProjectFixture) -> None:
-    """An eval with eight equal values is a guard that names the metric and the fault."""
+    """An eval that ceased while others go on is a guard that names it."""
     run, exempt = project.open_run(), open_run_despite(project, "bold", "metric_fault", "no_checkpoint")
     for each in (run, exempt):
-        project.post_observations(each, evals(0.5, *[0.25] * 8))
+        project.post_observations(each, evals(0.5, 0.25))
+        project.post_observations(each, [PostedObservation("kl", 100, 0.1)], NOW + timedelta(minutes=1))
     (guard,) = find_guards(project, run)
     (fault,) = guard.details["metric_faults"]
-    assert (guard.kind, fault["metric"], fault["kind"]) == ("metric_fault", "eval", "constant")
+    assert (guard.kind, fault["metric"]) == ("metric_fault", "eval")
     assert find_guard_kinds(project, exempt) == []
 
 
 def test_fault_of_an_unused_metric_is_no_guard(project: ProjectFixture) -> None:
-    """The policy `paper` uses evals alone, so a constant proxy is a guard for `default` but not for it."""
-    proxies = [PostedObservation("proxy", step, 1.0) for step in range(9)]
+    """The policy `paper` uses evals alone, so a proxy that ceased is a guard for `default` but not for it."""
     of_paper, of_default = project.open_run(policy="paper"), project.open_run(policy="default")
     for run in (of_paper, of_default):
-        project.post_observations(run, [*evals(*(step / 7 for step in range(9))), *proxies])
+        project.post_observations(run, [*evals(*(step / 7 for step in range(9))), PostedObservation("proxy", 0, 1.0)])
+        project.post_observations(run, evals(1.3, start=20), NOW + timedelta(minutes=1))
     assert find_guard_kinds(project, of_paper) == []
     assert find_guard_kinds(project, of_default) == ["metric_fault", "no_checkpoint"]
 

@@ -228,20 +228,21 @@ def test_lost_run_that_returns_can_be_stopped_again(database: Database, heartbea
 
 
 def test_metric_fault_is_announced_once(project: ProjectFixture) -> None:
-    """A metric fault is announced again only after a recovery or with another kind of fault."""
+    """A metric fault is announced again only after a recovery."""
     run = project.open_run()
-    project.post_observations(run, evals(0.5, *[0.25] * 8), at(100))
+    project.post_observations(run, evals(0.5, 0.25), at(10))
+    project.post_observations(run, [PostedObservation("kl", 100, 0.1)], at(200))
     check_until_done(project, at(300))
-    project.post_observations(run, evals(0.25, start=20), at(350))
+    project.post_observations(run, [PostedObservation("kl", 110, 0.1)], at(350))
     check_until_done(project, at(600))
     assert load_health_events(project, run) == ["run.metric_fault"]
-    assert load_event_data(project, run, "run.metric_fault")["metric_fault"]["kind"] == "constant"
+    assert load_event_data(project, run, "run.metric_fault")["metric_fault"]["metric"] == "eval"
     assert [fault.metric for fault in load_health(project, run).metric_faults] == ["eval"]
-    project.post_observations(run, evals(0.3, start=30), at(601))
+    project.post_observations(run, evals(0.3, start=120), at(601))
     check_until_done(project, at(900))
     assert load_health(project, run).metric_faults == ()
-    project.post_observations(run, [PostedObservation("eval", 40 + step, float("nan")) for step in range(3)], at(901))
-    check_until_done(project, at(1200))
+    project.post_observations(run, [PostedObservation("kl", 100_000, 0.1)], at(901) + timedelta(hours=9))
+    check_until_done(project, at(902) + timedelta(hours=9))
     assert load_health_events(project, run) == ["run.metric_fault"] * 2
 
 

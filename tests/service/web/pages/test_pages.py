@@ -120,19 +120,20 @@ def test_alerts_met_rules_and_required_evals_are_shown(
     assert html.split('data-part="evals"')[1].split("</table>")[0].count("required") == 2
 
 
-def test_stale_lost_and_flat_runs_are_marked(
+def test_stale_and_lost_runs_and_those_without_data_are_marked(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """List and pages mark stale and lost runs, and runs whose eval does not change, with the metric."""
+    """List and pages mark stale and lost runs, and runs whose eval is not reported any more, with the metric."""
     stale = tenant.open_run("stale", now - timedelta(minutes=10))
     healthy = tenant.open_run("healthy")
-    flat = tenant.open_run("flat", now - timedelta(minutes=6))
-    tenant.post_observations(flat, [PostedObservation("reward/gold", step, 0.5) for step in range(8)])
+    renamed = tenant.open_run("renamed", now - timedelta(minutes=6))
+    tenant.post_observations(renamed, [PostedObservation("reward/gold", 1, 0.5)], now - timedelta(minutes=6))
+    tenant.post_observations(renamed, [PostedObservation("reward/new", 900, 0.5)])
     stale_runs.check_due_runs(database, now)
     html = get_html(visitor, "/runs")
     assert (html.count("health-stale"), html.count("health-no-data")) == (1, 1)
     assert "health-stale" in get_html(visitor, f"/runs/{stale.id}")
-    assert "reward/gold: its last 8 values are the same, 0.5" in get_html(visitor, f"/runs/{flat.id}")
+    assert "reward/gold: it was last reported at step 1, and other" in get_html(visitor, f"/runs/{renamed.id}")
     assert "health-" not in get_html(visitor, f"/runs/{healthy.id}")
     stale_runs.check_due_runs(database, now + timedelta(hours=2))
     assert "status-lost" in get_html(visitor, "/runs?status=lost")
