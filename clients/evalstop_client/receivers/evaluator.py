@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
 from evalstop_client.receivers.stop.processes import copy_environment
-from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, read_answers, require_service
+from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, parse_service, read_answers
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -233,7 +233,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer requests until SIGTERM or SIGINT."""
-    url, key = require_service(options)
+    url, key = parse_service(options)
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     check_places(options.command[1:])

@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     receiver = start_receiver(control, journal, timeouts, (url, key), secrets, server)
     write_ready_file(options, server, {"job_pid": job.pid, "receiver": receiver_id})
     status = await_end(control, forwarding)
-    if url is not None and not forwarding.is_ending:
+    if not forwarding.is_ending:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives
     receiver.wait_idle()
     server.shutdown()
@@ -166,19 +166,8 @@ def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[
     MLflow's clients set the tags in MLFLOW_RUN_CONTEXT, and so send this label and those of a scheduler.
     """
     labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
-    tags = {**_read_run_context(environment), **scheduler_labels(environment), LABEL: receiver_id}
+    tags = {**scheduler_labels(environment), LABEL: receiver_id}
     return {**environment, "EVALSTOP_LABELS": format_labels(labels), RUN_CONTEXT: json.dumps(tags)}
-
-
-def _read_run_context(environment: Mapping[str, str]) -> dict[str, str]:
-    try:
-        tags = json.loads(environment.get(RUN_CONTEXT) or "{}")
-    except ValueError:
-        tags = None
-    if not isinstance(tags, dict):
-        logger.warning("%s is not a JSON object; it is replaced", RUN_CONTEXT)
-        return {}
-    return tags
 
 
 def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:

@@ -30,7 +30,7 @@ from evalstop_client.receivers.stop.receiver import (
     add_seconds,
     add_url_options,
     choose_state_folder,
-    require_service,
+    parse_service,
 )
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, wait_seconds
 from evalstop_client.settings import MODES, parse_labels, parse_pairs
@@ -223,7 +223,7 @@ def run(options: argparse.Namespace) -> int:
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),
     }
-    url, key = require_service(options)
+    url, key = parse_service(options)
     name = options.name or root.resolve().name or "tensorboard"
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"

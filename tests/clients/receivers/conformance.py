@@ -19,7 +19,8 @@ from evalstop_client.receivers.stop.execution import (
 )
 from evalstop_client.receivers.stop.job_control import StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
+from evalstop_client.receivers.stop.state_machine import Phase, Report, StopTimeouts
+from evalstop_client.service import Accepted
 
 from tests.clients.programs import wait_until
 from tests.clients.webhooks import make_stop_event
@@ -92,12 +93,28 @@ def wait_until_parked(job_control: JobControl, job: Job) -> Parked:
     return parked
 
 
+class DroppedReports(ReportClient):
+    """Reports that go nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", None, "test")
+
+    def send(self, request: StopRequest, report: Report) -> Accepted:
+        return Accepted({})
+
+    def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
+        pass
+
+    def newest_checkpoint(self, request: StopRequest) -> None:
+        pass
+
+
 def carry_out_stop(launcher: Launcher) -> Mapping[str, Any]:
     """The details of the report on a stop that was carried out to its end."""
     started = launcher.start()
     journal = Journal(None)
     bounds = StopTimeouts(checkpoint_seconds=0.3, cancel_seconds=20, give_up_seconds=40, poll_seconds=0.1)
-    reports = ReportClient(None, None, "test")
+    reports = DroppedReports()
     context = ReceiverContext(started.job_control, journal, reports, bounds)
     entry = journal.begin_stop(make_stop_request(started.labels), time.time())
     assert entry is not None

@@ -85,7 +85,7 @@ def test_restarted_receiver_continues_the_stop(
     assert post_event(url, make_stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
 
 
-ENVIRONMENT = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
+ENVIRONMENT = {"EVALSTOP_URL": "http://127.0.0.1:9", "EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
 COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern", "job_id=[0-9]+"]
 WRONG_USES: list[tuple[list[str], str]] = [
     (["command", "--run", "a {job_id}"], "--check"),
@@ -95,7 +95,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     ([*COMMAND, "--pattern", "job_id=["], "--pattern"),
     (["command", "--run", "{program}", "--check", "b"], "program"),
     ([*COMMAND, "--mine", "nonsense"], "NAME=VALUE"),
-    ([*COMMAND, "--pull", "e1"], "--url"),
+    ([*COMMAND, "--url", ""], "--url"),
     ([*COMMAND, "--listen", "nowhere"], "host:port"),
     ([*COMMAND, "--command-seconds", "long"], "long: it must be from 0 to 86400 seconds"),
     ([*COMMAND, "--state", "/dev/null/state"], "--state"),
@@ -165,7 +165,6 @@ def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, cap
         (server.url, KEY, "the key 'test' may not report, it has ingest"),
         (server.url, "esk_wrong", "answered 401"),
         ("http://127.0.0.1:1", KEY, "Connection refused"),
-        (None, None, "no url was given"),
     ):
         caplog.clear()
         ReportClient(url, key, "test").check_key()

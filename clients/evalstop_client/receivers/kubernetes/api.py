@@ -32,18 +32,13 @@ METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 REFUSALS = frozenset({codes.BAD_REQUEST, codes.METHOD_NOT_ALLOWED, codes.GONE, codes.UNPROCESSABLE_ENTITY})
 
 
-def no_token() -> str | None:
-    """No token: a proxy authenticates."""
-    return None
-
-
 @dataclass(frozen=True)
 class Access:
     """`token` is called before every request, because tokens expire. `tls`: by default the system's certificates."""
 
     url: str
     namespace: str = "default"
-    token: Callable[[], str | None] = field(default=no_token, repr=False)
+    token: Callable[[], str | None] = field(default=lambda: None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
 
@@ -84,7 +79,9 @@ def load_access(options: argparse.Namespace) -> Access:
             raise ConfigurationError(
                 f"api-server {url!r}: write it like https://10.0.0.1:6443 or http://127.0.0.1:8001."
             )
-        return Access(url.rstrip("/"), token=read_token_from(options.token_file) if options.token_file else no_token)
+        return Access(
+            url.rstrip("/"), token=read_token_from(options.token_file) if options.token_file else lambda: None
+        )
     if options.token_file:
         raise ConfigurationError("token-file: it requires --api-server.")
     inside = load_in_cluster_access(os.environ)

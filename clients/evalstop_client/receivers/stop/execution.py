@@ -34,26 +34,24 @@ from evalstop_client.receivers.stop.state_machine import (
     StopTimeouts,
     Wait,
 )
-from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unavailable
+from evalstop_client.service import Accepted, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 REPORTING_SCOPES = {"report", "operate", "admin"}
 """A key with any of them may report."""
 
-NO_SERVICE = Refused(0, "no url was given (--url, EVALSTOP_URL): nothing is reported to the service")
-
 
 class ReportClient:
     """Sends reports to `POST /decisions/{id}/report`; each call is one try. All stops share it."""
 
-    def __init__(self, url: str | None, key: str | None, actor: str) -> None:
+    def __init__(self, url: str, key: str | None, actor: str) -> None:
         self._actor = actor
-        self._service = None if url is None else Service(url, key)
+        self._service = Service(url, key)
 
     def check_key(self) -> None:
         """Log what would keep reports from the service, before there is one."""
-        answer = self._send("/key")
+        answer = self._service.get("/key")
         if not isinstance(answer, Accepted):
             logger.warning("stops could not be reported as of now: %s", answer.reason)
             return
@@ -68,7 +66,7 @@ class ReportClient:
     def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
         """Send a report once; Unavailable means to retry."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
-        answer = self._send(_path(request), self._body(report))
+        answer = self._service.post(_path(request), self._body(report))
         if isinstance(answer, Accepted):
             return answer
         if isinstance(answer, Refused):
@@ -81,17 +79,12 @@ class ReportClient:
 
         Returns the state of the decision; None if the service did not accept the report.
         """
-        answer = self._send(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
+        answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
         if not isinstance(answer, Accepted):
             logger.info("decision %s: could not be acknowledged: %s", request.decision_id, answer.reason)
             return None
         state = answer.body.get("state")
         return state if isinstance(state, str) else None
-
-    def _send(self, path: str, body: Json | None = None) -> Answer:
-        if self._service is None:
-            return NO_SERVICE
-        return self._service.get(path) if body is None else self._service.post(path, body)
 
     def _body(self, report: Report) -> dict[str, Any]:
         return {
@@ -103,7 +96,7 @@ class ReportClient:
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
         """When the run's newest checkpoint was registered, by the service's clock; "" without any, None if unknown."""
-        answer = self._send(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
+        answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
         if not isinstance(answer, Accepted):
             return None
         items = answer.body.get("items")

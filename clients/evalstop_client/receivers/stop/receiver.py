@@ -117,14 +117,12 @@ def run_receiver(
     forbid_tracing()
     url, key = parse_service(options)
     secrets = load_secrets(options.secret_env, options.secret_file)
-    if options.pull and url is None:
-        raise ConfigurationError("pull: name the service with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
     shutdown = ShutdownSignal()
     journal = _open_journal(options, scheduler)
     server = listen(address) if address else None
     receiver = start_receiver(job_control, journal, parse_timeouts(options), (url, key), secrets, server)
-    puller = Puller(url, key, options.pull, receiver) if options.pull and url is not None else None
+    puller = Puller(url, key, options.pull, receiver) if options.pull else None
     if others_wait is not None and options.return_idle > 0:
         returns = IdleReturns(receiver, others_wait, options.return_idle)
         threading.Thread(target=returns.run, name="idle returns", daemon=True).start()
@@ -147,7 +145,7 @@ def start_receiver(
     job_control: JobControl,
     journal: Journal,
     timeouts: StopTimeouts,
-    service: tuple[str | None, str | None],
+    service: tuple[str, str | None],
     secrets: Callable[[], Sequence[str]],
     server: ReceiverServer | None,
 ) -> Receiver:
@@ -168,7 +166,9 @@ def write_ready_file(options: argparse.Namespace, server: ReceiverServer | None,
         if server is not None:
             host, port = server.server_address[:2]
             facts |= {"url": server.url, "host": host, "port": port}
-        write_atomically(options.ready_file, json.dumps(facts) + "\n")
+        draft = options.ready_file.with_name(options.ready_file.name + ".draft")
+        draft.write_text(json.dumps(facts) + "\n")
+        draft.replace(options.ready_file)
 
 
 def _open_journal(options: argparse.Namespace, scheduler: str) -> Journal:
@@ -235,17 +235,11 @@ def parse_timeouts(options: argparse.Namespace) -> StopTimeouts:
     )
 
 
-def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    url = validate_url(options.url) if options.url else None
-    return url, validate_key(os.environ.get(options.key_env))
-
-
-def require_service(options: argparse.Namespace) -> tuple[str, str | None]:
-    """Like `parse_service`; raises ConfigurationError without a url."""
-    url, key = parse_service(options)
-    if url is None:
+def parse_service(options: argparse.Namespace) -> tuple[str, str | None]:
+    """The URL of the service, and the key; raises ConfigurationError."""
+    if not options.url:
         raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
-    return url, key
+    return validate_url(options.url), validate_key(os.environ.get(options.key_env))
 
 
 def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]]:
@@ -294,12 +288,6 @@ def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     except RuntimeError:  # a container's user need not have a home
         raise ConfigurationError("state: this user has no home; name a folder with --state.") from None
     return root / "evalstop" / f"receiver-{scheduler}"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def _parse_seconds(text: str) -> float:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 from evalstop_client.receivers import Job, Parked, Present, Receiver
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB, WORKLOAD, Kind
-from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import make_stop_request, wait_until_parked
+from tests.clients.receivers.conformance import DroppedReports, make_stop_request, wait_until_parked
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, FoundJob, KubernetesCluster
 
@@ -38,8 +38,7 @@ def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, 
     job = kubernetes.find_job(kubernetes.start_workload(kind))
     name, request, journal = job.item["metadata"]["name"], make_stop_request(job.labels), Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job.found, parks=True, report=Report("parked", "")))
-    unused = ReportClient(None, None, "receiver")
-    context = ReceiverContext(job.job_control, journal, unused, StopTimeouts())
+    context = ReceiverContext(job.job_control, journal, DroppedReports(), StopTimeouts())
     returns = IdleReturns(Receiver(context, list), job.job_control.others_wait, most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:

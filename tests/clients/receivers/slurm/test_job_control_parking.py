@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import Job, Present, Receiver
-from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.idle_returns import IdleReturns
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import make_stop_request, wait_until_gone, wait_until_parked
+from tests.clients.receivers.conformance import DroppedReports, make_stop_request, wait_until_gone, wait_until_parked
 from tests.clients.receivers.slurm.launcher import SlurmLauncher
 
 pytestmark = pytest.mark.real
@@ -42,8 +42,7 @@ def test_held_job_runs_while_nobody_waits(launcher: SlurmLauncher) -> None:
     wait_until_parked(started.job_control, job)
     journal = Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job, parks=True, report=Report("parked", "")))
-    unused = ReportClient(None, None, "receiver")
-    context = ReceiverContext(started.job_control, journal, unused, StopTimeouts())
+    context = ReceiverContext(started.job_control, journal, DroppedReports(), StopTimeouts())
     returns = IdleReturns(Receiver(context, list), launcher.job_control().others_wait, most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:
