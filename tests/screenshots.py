@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        database = Database(f"sqlite:///{scratch}/evalstop.db", "NORMAL")
+        database = Database(f"sqlite:///{scratch}/evalstop.db")
         schema.upgrade_schema(database)
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))

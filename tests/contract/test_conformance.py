@@ -67,7 +67,7 @@ def server(migrated_file: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A server on an embedded database of its own."""
     file = tmp_path_factory.mktemp("openapi") / "evalstop.db"
     file.write_bytes(migrated_file.read_bytes())
-    database = Database(f"sqlite:///{file}", synchronous="NORMAL")
+    database = Database(f"sqlite:///{file}")
     with start_server(database) as url:
         yield url, database
     database.close()
@@ -128,7 +128,6 @@ def ids(server: tuple[str, Database], keys: Keys) -> dict[str, str]:
             "project_id": client.get("/project").raise_for_status().json()["id"],
             "key_id": create("/keys", {"name": "k", "scopes": ["read"]}),
             "run_id": create("/runs", {"name": "r", "mode": "enforce", "policy": "paper"}),
-            "backtest_id": create("/policies/backtests", {"policy": "paper"}),
         }
         create(f"/runs/{ids['run_id']}/observations", {"observations": DECLINING_EVALS})
         ids["decision_id"] = client.get("/decisions").json()["items"][0]["id"]

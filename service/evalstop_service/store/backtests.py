@@ -42,11 +42,11 @@ def load_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backt
     return require(find_one(tx, Backtest, query), f"backtest {backtest_id} in this project")
 
 
-def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Backtest]:
-    """A project's backtests, newest first, without their findings."""
+def list_backtests(tx: Transaction, project_id: UUID, limit: int) -> list[Backtest]:
+    """The newest backtests of a project, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
     query = sa.select(*columns).where(backtests.c.project_id == project_id)
-    return find_page(tx, Backtest, query, backtests.c.id, before, limit)
+    return find_page(tx, Backtest, query, backtests.c.id, None, limit)
 
 
 def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[PastRun]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import sqlite3
@@ -79,12 +78,11 @@ class Database:
     """PostgreSQL or the embedded SQLite, behind the same two methods.
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters after a `?`.
-    `synchronous`: SQLite's pragma of that name; with FULL every acknowledged row survives a power failure.
     `connections`: the most that are opened; on PostgreSQL a quarter for `async_engine`, the rest for this pool. A fifth
     of the pool is reserved for decisions, which also go first where transactions queue: see `store.turns`.
     """
 
-    def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
+    def __init__(self, url: str, connections: int = 20) -> None:
         self.url = sa.make_url(url)
         if self.url.drivername in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
@@ -99,7 +97,7 @@ class Database:
             pool_size=connections,
             max_overflow=0,
             pool_timeout=_WAIT_SECONDS,
-            json_deserializer=_json_value,
+            json_deserializer=msgspec.json.decode,
             hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
             **({} if self.embedded else {"isolation_level": "READ COMMITTED"}),  # at each begin, also through a pooler
         )
@@ -108,7 +106,7 @@ class Database:
         # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
         self.turns = Turns() if self.embedded else None
         if self.embedded:
-            _prepare_sqlite(self.engine, synchronous)
+            _prepare_sqlite(self.engine)
         else:
             _prepare_postgresql(self.engine)
 
@@ -176,7 +174,7 @@ class Database:
             connect_args=unnamed if is_pooled else {},
             poolclass=sa.NullPool,
             isolation_level="AUTOCOMMIT",
-            json_deserializer=_json_value,
+            json_deserializer=msgspec.json.decode,
             hide_parameters=True,
         )
         sa.event.listen(engine.sync_engine, "connect", lambda _, record: record.info.update(self.learned))
@@ -185,13 +183,6 @@ class Database:
     def close(self) -> None:
         """Close all pooled connections."""
         self.engine.dispose()
-
-
-def _json_value(text: str | bytes) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # the embedded database may hold NaN, which is no JSON
-        return json.loads(text)
 
 
 def _prepare_postgresql(engine: sa.Engine) -> None:
@@ -239,14 +230,12 @@ def _switch_to_wal(connection: Any) -> None:
         time.sleep(0.05)
 
 
-def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
-    if synchronous.upper() not in ("FULL", "NORMAL", "EXTRA"):
-        raise ValueError(f"synchronous is {synchronous!r}; set it to FULL, NORMAL or EXTRA")
-
+def _prepare_sqlite(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver starts no transactions itself; see `begin` below
-        for pragma in ("busy_timeout=30000", "foreign_keys=ON", f"synchronous={synchronous}"):
+        # With FULL every acknowledged row survives a power failure.
+        for pragma in ("busy_timeout=30000", "foreign_keys=ON", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}")
         _switch_to_wal(connection)
 

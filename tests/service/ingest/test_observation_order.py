@@ -129,7 +129,7 @@ def project(database_url: str) -> Iterator[ProjectFixture]:
     url = sa.make_url(database_url)
     if url.get_backend_name() == "postgresql":
         url = url.update_query_dict({"options": "-csynchronous_commit=off"})
-    database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
+    database = Database(url.render_as_string(hide_password=False))
     project = set_up_project(database)
     yield project
     database.close()

@@ -152,12 +152,6 @@ def test_sqlite_pragmas_are_set(embedded_database: Database, pragma: str, value:
         assert second.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() == value
 
 
-def test_synchronous_off_is_refused(tmp_path: Path) -> None:
-    """The embedded database cannot be opened with `synchronous=OFF`, which could lose acknowledged commits."""
-    with pytest.raises(ValueError, match="FULL"):
-        Database(f"sqlite:///{tmp_path / 'x.db'}", synchronous="OFF")
-
-
 def test_postgresql_commits_synchronously(postgres_database: Database) -> None:
     """Sessions leave `synchronous_commit` on, unless it is turned off in PostgreSQL."""
     with postgres_database.reading() as tx:

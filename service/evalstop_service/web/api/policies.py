@@ -5,7 +5,6 @@ by their measured precision.
 from __future__ import annotations
 
 from typing import Annotated, Any
-from uuid import UUID
 
 from evalstop_detectors import policy_from_document
 from fastapi import Path, Query, Response
@@ -19,7 +18,6 @@ from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.backtests import Summary
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
-from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store import policies as policy_rows
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.backtests import Backtest, BacktestFinding
@@ -28,7 +26,6 @@ from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import API, create_router
-from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, answers
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
@@ -74,28 +71,13 @@ class BacktestSummaryOut(Answer):
 
 @answers(Backtest)
 class BacktestOut(Answer):
-    """A backtest; `summary` and `findings` are left out of lists."""
+    """A backtest."""
 
     document: dict[str, Any] = Field(
         description="the policy that is replayed, with every number written out", examples=[POLICY_DOCUMENT]
     )
-    summary: BacktestSummaryOut | None = Field(None, description="counts over all findings")
-    findings: list[BacktestRunOut] | None = Field(None, description="those that differ from recorded decisions first")
-
-
-class BacktestQuery(ListQuery):
-    """Which page of backtests."""
-
-    limit: int = Field(20, ge=1, le=100, description="maximum number of items per page")
-
-
-@router.get("/backtests")
-def list_backtests(caller: Read, database: Db, query: Annotated[BacktestQuery, Query()]) -> Page[BacktestOut]:
-    """The project's backtests, newest first."""
-    with database.reading() as tx:
-        rows = backtest_rows.list_backtests(tx, caller.project_id, **query.to_arguments())
-    shown = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
-    return Page[BacktestOut].of(shown, query.limit)
+    summary: BacktestSummaryOut = Field(description="counts over all findings")
+    findings: list[BacktestRunOut] = Field(description="those that differ from recorded decisions first")
 
 
 @router.post("/backtests", status_code=201)
@@ -108,22 +90,6 @@ def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: D
     else:
         document = body.policy.root
     backtest = backtests.run_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
-    return _view_backtest(backtest)
-
-
-@router.get("/backtests/{backtest_id}")
-def get_backtest(
-    backtest_id: Annotated[UUID, Path(description="`id` of the backtest, as returned when it was created or listed")],
-    caller: Read,
-    database: Db,
-) -> BacktestOut:
-    """A backtest with its findings."""
-    with database.reading() as tx:
-        backtest = backtest_rows.load_backtest(tx, caller.project_id, backtest_id)
-    return _view_backtest(backtest)
-
-
-def _view_backtest(backtest: Backtest) -> BacktestOut:
     details = {
         "summary": vars(backtests.summarize_findings(backtest.findings)),
         "findings": backtests.sort_findings(backtest.findings),

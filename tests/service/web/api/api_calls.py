@@ -48,8 +48,6 @@ def create_resources(admin: httpx.Client) -> Resources:
     ids["note_id"] = expect_json(noted, 200)["step_notes"][0]["id"]
     ids["decision_id"] = expect_json(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = expect_json(admin.get("/deliveries"), 200)["items"][0]["id"]
-    backtest = BODIES["POST", "/policies/backtests"]
-    ids["backtest_id"] = expect_json(admin.post("/policies/backtests", json=backtest), 201)["id"]
     ids["suspect_run_id"], ids["request_id"] = create_eval_request(admin)
     ids["proposal_id"] = create_proposal(admin)
     return Resources(ids)

@@ -38,8 +38,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
     ("POST", "/runs/{run_id}/stop"): {"operate"},
     ("POST", "/policies/backtests"): {"operate"},
-    ("GET", "/policies/backtests"): {"read"},
-    ("GET", "/policies/backtests/{backtest_id}"): {"read"},
     ("GET", "/runs"): {"read"},
     ("POST", "/runs"): {"ingest"},
     ("GET", "/runs/{run_id}"): {"read", "ingest"},

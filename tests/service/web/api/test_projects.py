@@ -177,15 +177,6 @@ def test_changed_policy_becomes_the_next_version(admin: httpx.Client) -> None:
     assert "stop_at is 1.7, but the evidence of posterior is from 0 to 1" in detail
 
 
-def test_backtests_are_listed_in_pages(admin: httpx.Client) -> None:
-    """A page that is full leads to the next, newest first, and shows no findings."""
-    ids = [expect_json(admin.post("/policies/backtests", json={"policy": "paper"}), 201)["id"] for _ in range(2)]
-    page = expect_json(admin.get("/policies/backtests", params={"limit": 1}), 200)
-    rest = expect_json(admin.get("/policies/backtests", params={"cursor": page["next_cursor"]}), 200)
-    items = [*page["items"], *rest["items"]]
-    assert [(item["id"], item["findings"]) for item in items[:2]] == [(ids[1], None), (ids[0], None)]
-
-
 def test_key_works_until_revoked_and_is_shown_once(service: Service, admin: httpx.Client) -> None:
     """The secret is in the response of the creation and in no list."""
     key = expect_json(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)

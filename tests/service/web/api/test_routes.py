@@ -45,7 +45,7 @@ def test_unknown_id_is_404_and_malformed_id_is_422(admin: httpx.Client, route: t
         expect_problem(call_route(admin, route, Resources({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
     ids = (
-        *("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id"),
+        *("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id"),
         *("request_id", "session_id", "proposal_id", "note_id"),
     )
     expect_problem(call_route(admin, route, Resources(dict.fromkeys(ids, str(uuid.uuid4())))), 404)

@@ -64,7 +64,7 @@ class PopulatedSite:
 
 @pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedSite]:
-    database = Database(f"sqlite:///{tmp_path_factory.mktemp('site')}/evalstop.db", "NORMAL")
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('site')}/evalstop.db")
     schema.upgrade_schema(database)
     now = utc_now()
     tenant = add_tenant(database, now, veto_window_seconds=3600)

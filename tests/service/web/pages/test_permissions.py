@@ -207,7 +207,7 @@ class PopulatedService:
 def service(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[PopulatedService]:
     file = tmp_path_factory.mktemp("roles") / "evalstop.db"
     file.write_bytes(request.getfixturevalue("migrated_file").read_bytes())
-    database = Database(f"sqlite:///{file}", "NORMAL")
+    database = Database(f"sqlite:///{file}")
     with start_dashboard_server(database) as address:
         service = PopulatedService(address, database, datetime.now().astimezone())
         yield service

@@ -51,7 +51,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = rollout_stages.load_stages(tx, visitor.project.id)
         versions = policy_rows.list_policies(tx, visitor.project.id)
-        recent = backtest_rows.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
+        recent = backtest_rows.list_backtests(tx, visitor.project.id, MOST_BACKTESTS)
     newest: dict[str, StoredPolicy] = {}
     for version in versions:
         newest.setdefault(version.name, version)
