@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import zipfile
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from evalstop_client.tensorboard import Scalar, find_event_files, read_all_scalars
+from evalstop_client.tensorboard import find_event_files, read_all_scalars
 from evalstop_detectors.roles.recognition import PRESET_TAG
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.rows import add_rows, parse_number
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.rows import LoggedRun, parse_number
 
 LARGEST = 256 << 20
 """Bytes of an array, unpacked."""
@@ -21,64 +19,37 @@ _COLUMNS = {"results": "eval/mean_reward", "successes": "eval/success_rate"}
 """The names that the callback's other loggers use, by array."""
 
 
-class EventFiles:
-    """TensorBoard's event files: the scalars of one folder are one run.
+def parse_events(path: Path) -> LoggedRun:
+    """TensorBoard's event files: the scalars of one folder, or of a file, are one run.
 
     Values written by a trainer that restarted from an earlier step supersede those after that step.
     """
-
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        _load_scalars.cache_clear()
-        return {scalar.tag for scalar in _load_scalars(path)}
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        """Read the scalars of a folder or an event file."""
-        run = runs.run(name, roles)
-        tags = {tag for _, column in roles.cells for tag in (column, f"{column}_stderr")}
-        rows: dict[int, dict[str, float]] = {}
-        scalars = [scalar for scalar in _load_scalars(path) if scalar.tag in tags]
-        for scalar in scalars:
-            rows.setdefault(scalar.step, {})[scalar.tag] = scalar.value
-        if moments := [scalar.wall_time for scalar in scalars]:
-            run.seconds = max(moments) - min(moments)
-        add_rows(run, ((None, step, row) for step, row in rows.items()), parse_number, path, errors)
-
-
-@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
-def _load_scalars(path: Path) -> tuple[Scalar, ...]:
     files = (
         [path] if path.is_file() else next((files for folder, files in find_event_files(path) if folder == path), [])
     )
-    scalars: list[Scalar] = []
+    rows: dict[int, dict[str, float]] = {}
+    moments: list[float] = []
     has_events = False
     for portion in read_all_scalars(files):
         has_events = True
         if portion.restarts_at is not None:
-            scalars = [scalar for scalar in scalars if scalar.step < portion.restarts_at]
-        scalars += portion.scalars
+            rows = {step: row for step, row in rows.items() if step < portion.restarts_at}
+        for scalar in portion.scalars:
+            rows.setdefault(scalar.step, {})[scalar.tag] = scalar.value
+        moments += [scalar.wall_time for scalar in portion.scalars]
     if not has_events:
         raise UnreadableInput(path, "it is not a TensorBoard event file, or it is empty")
-    return tuple(scalars)
+    seconds = max(moments) - min(moments) if moments else None
+    return LoggedRun([(None, step, row) for step, row in rows.items()], parse_number, seconds=seconds)
 
 
-class Evaluations:
-    """`evaluations.npz` of stable-baselines3: the mean return of each evaluation and its noise."""
+def parse_evaluations(path: Path) -> LoggedRun:
+    """`evaluations.npz` of stable-baselines3: the mean return of each evaluation and its noise.
 
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        return {"step"} | {column for row in _read_evaluations(path).values() for column in row}
-
-    @staticmethod
-    def read_tags(path: Path) -> dict[str, str]:
-        """The trainer, which two names alone do not tell."""
-        return {PRESET_TAG: "stable-baselines3"}
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        rows = _read_evaluations(path).items()
-        add_rows(runs.run(name, roles), ((None, step, row) for step, row in rows), parse_number, path, errors)
+    Its tag is the trainer, which two names alone do not tell.
+    """
+    rows = [(None, step, row) for step, row in _read_evaluations(path).items()]
+    return LoggedRun(rows, parse_number, tags={PRESET_TAG: "stable-baselines3"})
 
 
 def _read_evaluations(path: Path) -> dict[int, dict[str, float]]:

@@ -20,11 +20,18 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay import wandb_offline
-from evalstop_lab.replay.binary_logs import Evaluations, EventFiles
-from evalstop_lab.replay.rows import STEPS, open_log, without_gz
+from evalstop_lab.replay.binary_logs import parse_evaluations, parse_events
+from evalstop_lab.replay.rows import STEPS, OneRun, open_log, without_gz
 from evalstop_lab.replay.runs import Run, Runs
-from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
+from evalstop_lab.replay.text_logs import (
+    CONSOLE_MARKS,
+    CsvTable,
+    JsonLines,
+    parse_console,
+    parse_trainer_state,
+    read_json_lines,
+)
+from evalstop_lab.replay.wandb_offline import parse_offline_run
 from evalstop_lab.report import new_table
 
 EVENTS = "events.out.tfevents"
@@ -36,15 +43,15 @@ TABLES = ("results.csv", "progress.csv", "metrics.csv")
 TRAINER_LOG = "trainer_log.jsonl"
 NAMED_BY_FOLDER = (STATE, *TABLES, EVALUATIONS, TRAINER_LOG)
 
+CONSOLES = (".log", ".out", ".txt")
+_EVENT_FILES = OneRun(parse_events)
 _BY_SUFFIX: Mapping[str, Any] = {
     ".csv": CsvTable,
     ".tsv": CsvTable,
-    ".json": TrainerState,
-    ".log": ConsoleLog,
-    ".out": ConsoleLog,
-    ".txt": ConsoleLog,
-    ".npz": Evaluations,
-    OFFLINE: wandb_offline,
+    ".json": OneRun(parse_trainer_state),
+    ".npz": OneRun(parse_evaluations),
+    OFFLINE: OneRun(parse_offline_run),
+    **dict.fromkeys(CONSOLES, OneRun(parse_console)),
 }
 
 _PLANS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -89,7 +96,7 @@ def name_kind(path: Path) -> str:
 def choose_reader(path: Path) -> Any:
     """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
     if EVENTS in path.name or path.is_dir():
-        return EventFiles
+        return _EVENT_FILES
     return _BY_SUFFIX.get(without_gz(path).suffix, JsonLines)
 
 
@@ -133,7 +140,7 @@ def _classify(path: Path) -> str | None:
         return "npz"
     if suffix == ".jsonl":
         return "lines" if _counts_steps(path) else "other"
-    if suffix in (".log", ".out", ".txt"):
+    if suffix in CONSOLES:
         return "console" if _starts_as_console(path) else None if suffix == ".txt" else "other"
     return "other" if suffix in (".csv", ".tsv") else None
 
@@ -147,7 +154,7 @@ def _counts_steps(path: Path) -> bool:
 def _starts_as_console(path: Path) -> bool:
     try:
         with open_log(path) as file:
-            return ConsoleLog.MARKS.search(file.read(LONGEST_START)) is not None
+            return CONSOLE_MARKS.search(file.read(LONGEST_START)) is not None
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -160,7 +167,7 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
         digest = hashlib.sha256()
         histories[path] = []
         with suppress(UnreadableInput):
-            for _, entry in read_history(path, []):
+            for _, _, entry in parse_trainer_state(path).rows:
                 digest.update(json.dumps(entry, sort_keys=True).encode())
                 histories[path].append(digest.digest())
     kept: list[Path] = []

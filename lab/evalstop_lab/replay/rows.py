@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from evalstop_detectors import MetricRole
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.runs import MAX_STEP, ReadErrors, Run, Series
+from evalstop_lab.replay.runs import MAX_STEP, ReadErrors, Roles, Run, Runs, Series
 
 LONGEST_LINE = 1 << 20
 
@@ -125,7 +127,62 @@ def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
 
 
 Row = tuple[int | str | None, object, Mapping[str, Any]]
-"""The place of a row in its log (a line, or the words that an error begins with), its step, and its cells."""
+"""The place of a row in its log (a line, or the words that an error begins with), its step, and its cells.
+
+A step of None is in the cells, in the column that counts steps.
+"""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A log of one run: its rows, and what it tells beside them. `tags`: what tells which metric counts."""
+
+    rows: Sequence[Row]
+    parse_cell: Number
+    errors: ReadErrors = field(default_factory=list)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+    gpus: float | None = None
+    seconds: float | None = None
+    total_steps: int | None = None
+    stopped_early: str = ""
+    doubts_plan: bool = False
+
+
+class OneRun:
+    """Reads logs of one run each by `parse`, which raises UnreadableInput for what is no such log."""
+
+    def __init__(self, parse: Callable[[Path], LoggedRun]) -> None:
+        self._parse = lru_cache(maxsize=1)(parse)  # a log is read twice: for its metrics and for their values
+
+    def list_metrics(self, path: Path, errors: ReadErrors) -> set[str]:
+        self._parse.cache_clear()
+        log = self._parse(path)
+        errors += log.errors
+        own_steps = {"step"} if any(step is not None for _, step, _ in log.rows) else set[str]()
+        return own_steps.union(*(cells for _, _, cells in log.rows))
+
+    def read_tags(self, path: Path) -> Mapping[str, str]:
+        return self._parse(path).tags
+
+    def read_runs(self, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        log = self._parse(path)
+        run = runs.run(log.name or name, roles)
+        run.gpus, run.seconds, run.total_steps = log.gpus, log.seconds, log.total_steps or run.total_steps
+        run.stopped_early, run.doubts_plan = log.stopped_early, log.doubts_plan
+        add_rows(run, _find_steps(log.rows, roles.step), log.parse_cell, path, errors)
+        errors += log.errors
+
+
+def _find_steps(rows: Iterable[Row], column: str) -> Iterator[Row]:
+    """The rows with their steps: some loggers write a step in several rows, some of them without the step."""
+    reached: object = None
+    for place, step, cells in rows:
+        if step is None:
+            reached = cells.get(column, reached)
+            if reached is None and column != "step":
+                continue
+        yield place, reached if step is None else step, cells
 
 
 def add_rows(run: Run, rows: Iterable[Row], number: Number, log: Path | str, errors: ReadErrors) -> None:

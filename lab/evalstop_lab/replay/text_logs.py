@@ -6,8 +6,7 @@ import csv
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.rows import (
-    TOTAL_STEPS,
+    LoggedRun,
     NumberedLines,
     Row,
     add_row,
-    add_rows,
     format_cell,
     open_log,
     parse_number,
@@ -170,64 +168,57 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
         yield numbered.number, cells
 
 
-class TrainerState:
-    """`trainer_state.json` of the Hugging Face Trainer: its `log_history`, one run per file.
+def parse_trainer_state(path: Path) -> LoggedRun:
+    """`trainer_state.json` of the Hugging Face Trainer: its `log_history`.
 
     A JSON file with a list of rows, as from W&B's `run.history()`, is read in the same way.
     """
-
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        _load_state.cache_clear()
-        return {key for _, row in read_history(path, errors) for key in row}
-
-    @staticmethod
-    def read_tags(path: Path) -> dict[str, str]:
-        """The eval by which the trainer chose its best model: the one that had the state's `best_metric` at its best
-        step, as its highest or lowest value."""
-        try:
-            state = _load_state(path)
-        except UnreadableInput:
-            return {}
-        best, at = state.get("best_metric"), state.get("best_global_step")
-        if at is None and (saved := re.search(r"checkpoint-(\d+)$", str(state.get("best_model_checkpoint") or ""))):
-            at = int(saved[1])
-        histories: dict[str, list[float]] = {}
-        fitting = set()
-        for row in state["log_history"] if isinstance(best, float | int) else ():
-            for column, cell in row.items() if isinstance(row, dict) else ():
-                if type(cell) in (float, int) and column.startswith("eval_"):
-                    histories.setdefault(column, []).append(cell)
-                    if cell == best and at in (None, row.get("step")):
-                        fitting.add(column)
-        ends = {column: (min(histories[column]), max(histories[column])) for column in fitting}
-        extreme = [column for column, (low, high) in ends.items() if best in (low, high) and low < high]
-        if len(extreme) != 1:
-            return {}
-        return {EVAL_TAG: f"{extreme[0]}:{'maximize' if best == ends[extreme[0]][1] else 'minimize'}"}
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        run, state = runs.run(name, roles), _load_state(path)
-        add_rows(run, _list_entries(path, roles.step, state, errors), parse_number, path, errors)
-        run.stopped_early = _describe_early_stop(state)
-        callbacks = state.get("stateful_callbacks")
-        stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks
-        rows = [row for row in state["log_history"] if isinstance(row, dict)]
-        rates = [rate for row in rows if isinstance(rate := row.get("learning_rate"), float)]
-        is_constant = len(rates) > 1 and rates[-2] == rates[-1] == max(rates)
-        run.doubts_plan = not is_plan_meant(is_constant=is_constant, stops_early=stops_early)
-        if isinstance(planned := state.get("max_steps"), int) and planned > 0:
-            run.total_steps = planned
+    state = _load_state(path)
+    entries = list(enumerate(state["log_history"]))
+    places = [(index, row) for index, row in entries if isinstance(row, dict)]
+    errors = [
+        UnreadableInput(path, f"entry {index} of log_history is {format_cell(row)}; an entry must be an object")
+        for index, row in entries
+        if not isinstance(row, dict)
+    ]
+    callbacks, planned = state.get("stateful_callbacks"), state.get("max_steps")
+    stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks
+    rates = [rate for _, row in places if isinstance(rate := row.get("learning_rate"), float)]
+    is_constant = len(rates) > 1 and rates[-2] == rates[-1] == max(rates)
+    # Once the training is over, the trainer may load the best model again and measure it.
+    ends = (at for at, (_, row) in enumerate(places) if "train_runtime" in row and state.get("best_model_checkpoint"))
+    return LoggedRun(
+        [(f"entry {index} of log_history", None, row) for index, row in places[: next(ends, None)]],
+        parse_number,
+        errors,
+        tags=_find_chosen_eval(state, [row for _, row in places]),
+        total_steps=planned if isinstance(planned, int) and planned > 0 else None,
+        stopped_early=_describe_early_stop(state),
+        doubts_plan=not is_plan_meant(is_constant=is_constant, stops_early=stops_early),
+    )
 
 
-def _list_entries(path: Path, column: str, state: Mapping[str, Any], errors: ReadErrors) -> Iterator[Row]:
-    reached: object = None
-    for index, row in read_history(path, errors):
-        if "train_runtime" in row and state.get("best_model_checkpoint"):
-            return  # the training is over: what follows may measure the best model, which the trainer loads again
-        reached = row.get(column, reached if column != "step" else None)
-        yield f"entry {index} of log_history", reached, row
+def _find_chosen_eval(state: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The eval by which the trainer chose its best model: the one that had the state's `best_metric` at its best step,
+    as its highest or lowest value."""
+    best, at = state.get("best_metric"), state.get("best_global_step")
+    if not isinstance(best, float | int):
+        return {}
+    if at is None and (saved := re.search(r"checkpoint-(\d+)$", str(state.get("best_model_checkpoint") or ""))):
+        at = int(saved[1])
+    histories: dict[str, list[float]] = {}
+    fitting = set()
+    for row in rows:
+        for column, cell in row.items():
+            if type(cell) in (float, int) and column.startswith("eval_"):
+                histories.setdefault(column, []).append(cell)
+                if cell == best and at in (None, row.get("step")):
+                    fitting.add(column)
+    ends = {column: (min(histories[column]), max(histories[column])) for column in fitting}
+    extreme = [column for column, (low, high) in ends.items() if best in (low, high) and low < high]
+    if len(extreme) != 1:
+        return {}
+    return {EVAL_TAG: f"{extreme[0]}:{'maximize' if best == ends[extreme[0]][1] else 'minimize'}"}
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:
@@ -245,17 +236,6 @@ def _describe_early_stop(state: dict[str, Any]) -> str:
     return ""
 
 
-def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The entries of a trainer's state with their places; raises UnreadableInput for a file of another kind."""
-    for index, row in enumerate(_load_state(path)["log_history"]):
-        if isinstance(row, dict):
-            yield index, row
-        else:
-            problem = f"entry {index} of log_history is {format_cell(row)}; an entry must be an object"
-            errors.append(UnreadableInput(path, problem))
-
-
-@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
 def _load_state(path: Path) -> dict[str, Any]:
     try:
         with open_log(path) as file:
@@ -282,8 +262,11 @@ _OPENRLHF_CELL = re.compile(rf"'([^']+)': (?:np\.float\d+\(|tensor\()?({_NUMBER}
 _VERL_PLAN = re.compile(r"Total training steps: ([1-9]\d{0,14})\b")
 
 
-class ConsoleLog:
-    """The console output of verl or OpenRLHF, one run per file.
+CONSOLE_MARKS = re.compile(rb"\bstep:\d+ - \S|Global step \d+(?: \[replay\])?: \{")
+
+
+def parse_console(path: Path) -> LoggedRun:
+    """The console output of verl or OpenRLHF.
 
     verl        `step:3 - critic/score/mean:0.512 - actor/ppo_kl:0.001`
     OpenRLHF    `... Global step 3: {'reward': 0.41, 'kl': 0.02, ...}`
@@ -291,29 +274,18 @@ class ConsoleLog:
     All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits, and prints the
     planned length.
     """
-
-    MARKS = re.compile(rb"\bstep:\d+ - \S|Global step \d+(?: \[replay\])?: \{")
-
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        return {"step"} | {key for _, _, row in _read_console(path, errors) for key in row}
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        run = runs.run(name, roles)
-        add_rows(run, _read_console(path, errors), parse_text_number, path, errors)
-
-
-def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """Line number, step and cells."""
-    plan: dict[str, str] = {}
+    rows: list[Row] = []
+    errors: ReadErrors = []
+    planned = None
     for number, raw in read_lines(path, errors):
         line = _COLORS.sub("", raw).strip()
         if match := _VERL.search(line):
             cells = (cell.rpartition(":") for cell in match[2].split(" - "))
-            read = {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
-            yield number, match[1], plan | read
+            rows.append(
+                (number, match[1], {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))})
+            )
         elif match := _VERL_PLAN.search(line):
-            plan = {TOTAL_STEPS: match[1]}
+            planned = int(match[1])
         elif match := _OPENRLHF.search(line):
-            yield number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))
+            rows.append((number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))))
+    return LoggedRun(rows, parse_text_number, errors, total_steps=planned)

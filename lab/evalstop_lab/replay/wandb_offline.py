@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.rows import MOST_GPUS, TOTAL_STEPS, Row, add_rows, parse_number
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.rows import MOST_GPUS, TOTAL_STEPS, LoggedRun, parse_number
+from evalstop_lab.replay.runs import ReadErrors
 
 BLOCK = 32 * 1024
 _HEADER = struct.Struct("<IHB")  # checksum, length, kind
@@ -36,53 +35,36 @@ _RUN_ID, _CONFIG, _DISPLAY_NAME = 1, 4, 8  # of RunRecord
 _UPDATE = 1  # of ConfigRecord
 
 
-def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    _read_history.cache_clear()
-    history, error = _read_history(path)
-    if not history["rows"]:
-        errors.append(error or UnreadableInput(path, "no metrics were logged"))
-    return {key for row in history["rows"] for key in row}
-
-
-def read_tags(path: Path) -> dict[str, str]:
-    """The settings of its config that tell which metric counts."""
-    params: dict[str, str] = _read_history(path)[0]["params"]
-    return params
-
-
-def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-    """Read the history of one run, which is named by its name and id in W&B."""
-    history, truncation = _read_history(path)
-    run = runs.run(history["name"] or name, roles)
-    run.gpus = history["gpus"]
-    run.total_steps = find_total_steps(history["params"]) or run.total_steps
-    add_rows(run, _list_rows(history["rows"], roles.step), parse_number, path, errors)
-    if truncation is not None:
-        errors.append(truncation)
-
-
-def _list_rows(rows: Sequence[Mapping[str, Any]], column: str) -> Iterator[Row]:
-    reached: object = None
-    for index, row in enumerate(rows):
-        reached = row.get(column, reached)
-        if reached is not None:
-            yield f"row {index} of the history", reached, {**row, "gpus": None, TOTAL_STEPS: None}
-
-
-@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
-def _read_history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
+def parse_offline_run(path: Path) -> LoggedRun:
+    """Read the history of one run, which is named by its name and id in W&B; settings of its config tell which metric
+    counts."""
     history: dict[str, Any] = {"rows": [], "name": None, "gpus": None, "params": {}}
+    errors: ReadErrors = []
     try:
-        data = path.read_bytes()
-        for record in _parse_records(data):
+        for record in _parse_records(path.read_bytes()):
             history["rows"] += map(_parse_row, repeated(record, _HISTORY))
             for run in repeated(record, _RUN):
                 _read_run(run, history)
     except OSError as error:
-        return history, UnreadableInput(path, f"{error.strerror}; give a readable file")
+        errors.append(UnreadableInput(path, f"{error.strerror}; give a readable file"))
     except ValueError as error:
-        return history, UnreadableInput(path, f"{error}; the {len(history['rows'])} rows before it were read")
-    return history, None
+        errors.append(UnreadableInput(path, f"{error}; the {len(history['rows'])} rows before it were read"))
+    if not history["rows"]:
+        raise errors[0] if errors else UnreadableInput(path, "no metrics were logged")
+    # A metric may be named like a column of ours.
+    rows = [
+        (f"row {index} of the history", None, {**row, "gpus": None, TOTAL_STEPS: None})
+        for index, row in enumerate(history["rows"])
+    ]
+    return LoggedRun(
+        rows,
+        parse_number,
+        errors,
+        tags=history["params"],
+        name=history["name"],
+        gpus=history["gpus"],
+        total_steps=find_total_steps(history["params"]),
+    )
 
 
 def _parse_records(data: bytes) -> Iterator[bytes]:
