@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path
 from fastapi.responses import JSONResponse
-from msgspec import structs
 from pydantic import Field
 
-from evalstop_service.clock import rfc3339
 from evalstop_service.decisions import pause, second_person
-from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.fields import Body, Line, Name
-from evalstop_service.evaluation import digest
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
 from evalstop_service.store import projects
@@ -23,11 +18,8 @@ from evalstop_service.store.audit import Author
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, answers
+from evalstop_service.web.api.schemas import Items, ProjectOut
 from evalstop_service.web.context import Admin, DatabaseNow, Db, Installation, Now, Operate, Read
-from evalstop_service.webhooks import channels, events
-from evalstop_service.webhooks.channels import Format
-from evalstop_service.webhooks.event_data import Digest
 
 router = create_router("projects")
 
@@ -60,24 +52,6 @@ class ProjectResumeIn(Body):
     """Who resumes stops."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
-
-
-@answers(Digest)
-class DigestOut(Answer):
-    """The digest of the last 7 days, as `project.digest` sends it on Mondays."""
-
-    mail: str = Field(description="the digest as an e-mail has it")
-
-
-@router.get("/project/digest")
-def get_digest(caller: Read, database: Db, now: Now) -> DigestOut:
-    """The digest of the last 7 days; nothing is sent."""
-    with database.reading() as tx:
-        shown = digest.load_digest(tx, caller.project_id, now - digest.WEEK, now)
-        project = projects.get_project(tx, caller.project_id)
-    data = events.build_data(EventType.DIGEST, {"project": project, "digest": shown})
-    event = json.dumps({"type": EventType.DIGEST, "timestamp": rfc3339(now), "data": data})
-    return DigestOut.model_validate(structs.asdict(shown) | {"mail": channels.render_body(Format.EMAIL, event)})
 
 
 @router.post("/projects", status_code=201)

@@ -8,7 +8,6 @@ from tests.fixtures.subscriptions import EVERY_EVENT
 
 ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},
-    ("GET", "/project/digest"): {"read"},
     ("PATCH", "/project"): set(),
     ("GET", "/key"): {"read", "ingest", "report", "operate"},
     ("GET", "/keys"): set(),
