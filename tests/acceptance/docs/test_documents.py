@@ -148,18 +148,23 @@ def test_make_lists_every_target() -> None:
 
 
 def test_make_targets_in_documents_exist() -> None:
-    """Every `make TARGET` in a document is a target."""
+    """Every `make TARGET` in a document is a target; the changelog names also those that are gone."""
     for file in list_documents():
+        if file.name == "CHANGELOG.md":
+            continue
         mentioned = set(re.findall(r"`make ([a-z-]+)", file.read_text()))
         assert mentioned <= list_make_targets(), file
 
 
 def test_variables_in_documents_are_read() -> None:
-    """Every EVALSTOP_ variable in a document is a setting, read by the client, or given by --key-env."""
+    """Every EVALSTOP_ variable in a document is a setting, read by the client, or given by --key-env; the changelog
+    names also those that are gone."""
     settings = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
     sources = "".join(file.read_text() for file in (ROOT / "clients/evalstop_client").rglob("*.py"))
     read = settings | set(re.findall(r"EVALSTOP_[A-Z_]+[A-Z]", sources))
     for file in list_documents():
+        if file.name == "CHANGELOG.md":
+            continue
         text = file.read_text()
         key_variables = set(re.findall(r"--key-env (EVALSTOP_[A-Z_]+)", text))
         assert set(re.findall(r"EVALSTOP_[A-Z_]*[A-Z]", text)) <= read | key_variables, file
