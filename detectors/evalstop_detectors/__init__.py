@@ -23,7 +23,6 @@ from evalstop_detectors.policy.codec import (
     describe_document,
     policy_from_document,
     policy_to_document,
-    verdict_to_document,
 )
 from evalstop_detectors.policy.monitor import advance, advance_parts, replay, step
 from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
@@ -117,5 +116,4 @@ __all__ = [
     "state_to_json",
     "step",
     "to_columns",
-    "verdict_to_document",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -12,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, Evidence, MetricRole, Observation, replay, start, step
-from evalstop_detectors.policy.codec import verdict_to_document
 from evalstop_detectors.policy.state import state_from_json, state_to_json
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +94,7 @@ def test_stored_state_continues_exactly(name: str, data: st.DataObject) -> None:
         state, _ = step(policy, state, observation)
     whole = replay(policy, observations)
     assert state == whole
-    assert json.dumps(verdict_to_document(state.verdict)) == json.dumps(verdict_to_document(whole.verdict))
+    assert msgspec.json.encode(state.verdict) == msgspec.json.encode(whole.verdict)
     leaves = list(iterate_leaves(msgspec.to_builtins([whole.states, whole.evidence])))
     assert all(math.isfinite(leaf) for leaf in leaves if isinstance(leaf, int | float))
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from evalstop_detectors import POLICIES, MetricRole, Observation, replay, verdict_to_document
+from evalstop_detectors import POLICIES, MetricRole, Observation, replay
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
@@ -150,7 +151,9 @@ def build_evals(first: int, last: int) -> list[dict[str, Any]]:
 def replay_verdict(last: int) -> dict[str, Any]:
     """The verdict of a replay of the first `last` evals."""
     points = [Observation(MetricRole.EVAL, step, EVALS[step]) for step in range(last)]
-    return verdict_to_document(replay(POLICIES["paper"], points).verdict)
+    verdict = replay(POLICIES["paper"], points).verdict
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(verdict))
+    return document
 
 
 def test_previous_and_new_release_share_a_database(empty_url: str, old: Release, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Thresholds
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.calibration import Risk, find_threshold
-from evalstop_detectors.policy.catalog import DETECTORS, Action, GuardKind, Verdict, allowed_at, explain_unknown
+from evalstop_detectors.policy.catalog import DETECTORS, Action, GuardKind, explain_unknown, list_allowed
 from evalstop_detectors.policy.policy import Member, Policy, member_ids
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
@@ -147,12 +147,6 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
     )
 
 
-def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON values, equal to those read back after storing it (lists, not tuples)."""
-    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(verdict))
-    return document
-
-
 _Placed = Sequence[tuple[int, MemberDocument]]
 """Members with their place in the document."""
 
@@ -208,7 +202,8 @@ def _resolve_threshold(
 
 
 def _invalid(path: Path, message: str) -> InvalidPolicy:
-    return InvalidPolicy(f"{message} - at `{_written(path)}`")
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return InvalidPolicy(f"{message} - at `${written}`")
 
 
 def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
@@ -216,8 +211,5 @@ def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> Inval
     match = _PLACE.fullmatch(str(error))
     message, steps = (match[1], match[2]) if match else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
-    return InvalidPolicy(f"{message} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}")
-
-
-def _written(path: Path) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    refusal, allowed = _invalid((*where, *inner), message), list_allowed(struct, inner)
+    return InvalidPolicy(f"{refusal}; allowed: {', '.join(allowed)}") if allowed else refusal

@@ -19,7 +19,7 @@ from evalstop_detectors.policy.opening import Opening
 from evalstop_detectors.policy.panel import PanelState, restart_observers, start_panel
 from evalstop_detectors.policy.policy import Member, Policy
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 
 
 class MonitorState(Struct, frozen=True):
@@ -89,86 +89,51 @@ def start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monito
     )
 
 
-class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     policy: str
-    states: list[msgspec.Raw]
-    evidence: list[Evidence | None]
-    last: tuple[int, int] | None
-    evals: int
-    verdict: Verdict
-    suspect_step: int | None
-    eval_version: int
-    guarded: list[msgspec.Raw] = []
-    observer_states: list[msgspec.Raw] = []
-    observer_evidence: list[Evidence | None] = []
-    calls: list[int | None] = []
-    opening: Opening = Opening()
+    state: MonitorState
 
 
 def state_to_json(policy: Policy, state: MonitorState) -> bytes:
     """The state as JSON, to be read by `state_from_json` with the same policy."""
-    return msgspec.json.encode(
-        _StateDocument(
-            version=STATE_VERSION,
-            policy=_fingerprint(policy),
-            states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.states],
-            evidence=list(state.evidence),
-            last=state.last,
-            evals=state.evals,
-            verdict=state.verdict,
-            suspect_step=state.suspect_step,
-            eval_version=state.eval_version,
-            guarded=[
-                msgspec.Raw(state_to_json(policy.guarding if index else policy.unguarded, item))
-                for index, item in enumerate(state.guarded)
-            ],
-            observer_states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.panel.states],
-            observer_evidence=list(state.panel.evidence),
-            calls=list(state.panel.calls),
-            opening=state.opening,
-        )
-    )
+    return msgspec.json.encode(_Document(STATE_VERSION, _fingerprint(policy), state))
 
 
 def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
     """Read a state; raises StaleState if it was written for another policy or by another version."""
     try:
-        document = msgspec.json.decode(data, type=_StateDocument)
+        document = msgspec.json.decode(data, type=_Document)
         if document.version != STATE_VERSION or document.policy != _fingerprint(policy):
             raise StaleState
-        if len(document.evidence) != len(policy.members):
-            raise StaleState
-        if policy.critical and len(document.guarded) != len(policy.critical) + 1:
-            raise StaleState
-        if len(document.observer_evidence) != len(policy.observers) or len(document.calls) != len(policy.panel):
-            raise StaleState
-        states = _read_states(policy.members, document.states)
-        observer_states = _read_states(policy.observers, document.observer_states)
+        return _read_state(policy, document.state)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StaleState from error
-    return MonitorState(
-        states,
-        tuple(document.evidence),
-        document.last,
-        document.evals,
-        document.verdict,
-        document.suspect_step,
-        document.eval_version,
-        tuple(
-            state_from_json(policy.guarding if index else policy.unguarded, item)
-            for index, item in enumerate(document.guarded)
+
+
+def _read_state(policy: Policy, state: MonitorState) -> MonitorState:
+    """The state with those of detectors read as their own types; raises ValueError if it does not fit the policy."""
+    panel = state.panel
+    lengths = (len(state.evidence), len(panel.evidence), len(panel.calls))
+    if lengths != (len(policy.members), len(policy.observers), len(policy.panel)):
+        raise ValueError
+    if len(state.guarded) != (len(policy.critical) + 1 if policy.critical else 0):
+        raise ValueError
+    return replace(
+        state,
+        states=_read_states(policy.members, state.states),
+        guarded=tuple(
+            _read_state(policy.guarding if index else policy.unguarded, item)
+            for index, item in enumerate(state.guarded)
         ),
-        PanelState(observer_states, tuple(document.observer_evidence), tuple(document.calls)),
-        document.opening,
+        panel=replace(panel, states=_read_states(policy.observers, panel.states)),
     )
 
 
-def _read_states(members: Sequence[Member], states: Sequence[msgspec.Raw]) -> tuple[Any, ...]:
+def _read_states(members: Sequence[Member], states: Sequence[Any]) -> tuple[Any, ...]:
     """The states of these members; None for an observer that has failed."""
     return tuple(
-        msgspec.json.decode(item, type=member.detector.state_type | None)
-        for member, item in zip(members, states, strict=True)
+        msgspec.convert(item, member.detector.state_type | None) for member, item in zip(members, states, strict=True)
     )
 
 

@@ -20,7 +20,6 @@ from evalstop_detectors import (
     start,
     state_from_json,
     state_to_json,
-    verdict_to_document,
 )
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.policy.state import STATE_VERSION
@@ -96,8 +95,7 @@ def test_non_finite_number_in_a_state_is_stale(path: tuple[Any, ...], bad: str) 
 def test_verdict_as_document() -> None:
     """A verdict as JSON has its call, its reason and its evidence, with null for missing values."""
     verdict = replay(PAPER, eval_series([1.0, 0.5, 0.25])).verdict
-    document = verdict_to_document(verdict)
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    document = json.loads(msgspec.json.encode(verdict))
     assert document == {
         "verdict": "suspect",
         "step": 2,
