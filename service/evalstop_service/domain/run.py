@@ -133,16 +133,6 @@ class RawMaximum(Struct, frozen=True):
     score: Annotated[float, doc("the highest eval, as measured")]
 
 
-class ChangePoint(Struct, frozen=True):
-    """Where the eval turned, by all evals of an ended run; higher is better."""
-
-    step: Annotated[int, doc("the last eval before the lasting fall")]
-    low_step: Annotated[int, doc("the first step of the range of the peak")]
-    high_step: Annotated[int, doc("the last step of the range")]
-    gain: Annotated[float, doc("from the first eval to the peak, in the unit of the metric")]
-    drop: Annotated[float, doc("from the peak to the last eval")]
-
-
 class EvalSegment(Struct, frozen=True):
     """A stretch of the eval in hindsight, between two borders of the line fitted to it."""
 
@@ -158,8 +148,14 @@ class EvalSegment(Struct, frozen=True):
 class Turn(Struct, frozen=True):
     """Where a run turned: a stop from its step on is right, one before `low_step` is wrong."""
 
-    step: Annotated[int, doc("the middle of its best evals, or the change point in hindsight")]
-    low_step: Annotated[int, doc("the earliest step of the peak")]
+    step: Annotated[int, doc("the last eval before the lasting fall")]
+    low_step: Annotated[int, doc("the first step of the range of the peak")]
+
+
+class ChangePoint(Turn, frozen=True):
+    """Where the eval turned, by all evals of an ended run."""
+
+    high_step: Annotated[int, doc("the last step of the range")]
 
 
 class RunAssessment(Struct, frozen=True):

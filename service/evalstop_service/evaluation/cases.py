@@ -120,7 +120,7 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: s
         or find_version(run.eval_changes, turn.step) != find_version(run.eval_changes, located.step)
     ):
         return located
-    return Turn(turn.step, turn.low_step)
+    return turn
 
 
 def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None) -> RunOutcome:

@@ -106,12 +106,11 @@ def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
     A fall counts if it exceeds three standard errors and a tenth of the gain; None: none does.
     """
     curve = _read_curve(scores)
-    placed = _placed(curve) if curve is not None else None
-    if curve is None or placed is None:
+    at = _place_turn(curve) if curve is not None else None
+    if curve is None or at is None:
         return None
-    at, gain, drop = placed
     low_step, high_step = (curve.steps[index] for index in _around(at, curve.smoothed, curve.span))
-    return ChangePoint(curve.steps[at], low_step, high_step, curve.restore(gain), curve.restore(drop))
+    return ChangePoint(curve.steps[at], low_step, high_step)
 
 
 _KINDS: dict[float, Literal["rise", "plateau", "fall"]] = {1.0: "rise", 0.0: "plateau", -1.0: "fall"}
@@ -217,8 +216,8 @@ def _thinned(values: Floats) -> tuple[Floats, Places]:
     return np.add.reduceat(values, starts) / counts, starts + (counts - 1) // 2
 
 
-def _placed(curve: _Curve) -> tuple[int, float, float] | None:
-    """The index of the turn, the gain and the drop; None if no fall counts."""
+def _place_turn(curve: _Curve) -> int | None:
+    """The index of the turn; None if no fall counts."""
     values, sd = curve.values, curve.sd
     knots = find_knots(curve.smoothed.mean / sd, _PENALTY * math.log(len(values)))
     _, heights, errors = _line(values, knots)
@@ -234,7 +233,7 @@ def _placed(curve: _Curve) -> tuple[int, float, float] | None:
     gain, drop = float(heights[turn] - heights[0]), float(heights[turn] - heights[-1])
     if drop <= _SIGNIFICANT * sd * math.hypot(errors[turn], errors[-1]) or drop <= _SHARE * gain:
         return None
-    return int(knots[turn]), gain, drop
+    return int(knots[turn])
 
 
 def _move_knot(values: Floats, knots: Places, index: int) -> tuple[range, Floats]:
