@@ -22,9 +22,9 @@ def new_table(title: str | None, *headings: str, left: int = 1, caption: str | N
     return table
 
 
-def format_percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
-    """Format a share as a percentage, with `sign` also if positive: 0.4704 is `47.0 %`, NaN is `-`."""
-    return "-" if math.isnan(share) else f"{share * 100:{'+' if sign else ''}.{digits}f} %"
+def format_percent(share: float, digits: int = 1) -> str:
+    """Format a share as a percentage: 0.4704 is `47.0 %`, NaN is `-`."""
+    return "-" if math.isnan(share) else f"{share * 100:.{digits}f} %"
 
 
 def format_number(value: float, digits: int) -> str:
@@ -32,19 +32,11 @@ def format_number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
-def format_interval(low: float, high: float, digits: int = 1, *, sign: bool = False) -> str:
-    """Format an interval of shares, to follow a percentage: `[4.5, 5.3]`."""
-    ends = (format_percent(end, digits, sign=sign).removesuffix(" %") for end in (low, high))
-    return f"[{', '.join(ends)}]"
-
-
-def format_figure(figure: Figure | Mapping[str, float], digits: int = 1, *, sign: bool = False) -> str:
+def format_figure(figure: Figure | Mapping[str, float], digits: int = 1) -> str:
     """Format a share or a relative change with its interval, in percent: `47.0 % [44.8, 49.3]`; NaN is `-`."""
     values = vars(figure) if isinstance(figure, Figure) else figure
-    if math.isnan(values["value"]):
-        return "-"
-    interval = format_interval(values["low"], values["high"], digits, sign=sign)
-    return f"{format_percent(values['value'], digits, sign=sign)} {interval}"
+    value, low, high = (format_percent(values[name], digits) for name in ("value", "low", "high"))
+    return value if value == "-" else f"{value} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"
 
 
 def list_versions() -> dict[str, str]:

@@ -60,15 +60,8 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
 
 
 @contextmanager
-def run_trainer(
-    service: Service,
-    folder: Path,
-    trainer: Sequence[str],
-    action: str = "stop",
-    options: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a trainer within the block as the child of `evalstop-receiver process`, which carries out the action.
+def run_trainer(service: Service, folder: Path, trainer: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a trainer within the block as the child of `evalstop-receiver process`, which stops it.
 
     `trainer`: the arguments of Python. The receiver's log is receiver.log.
     """
@@ -76,14 +69,14 @@ def run_trainer(
     for file in (ready, secret):
         file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
-    command += ["--secret-file", str(secret), "--ready-file", str(ready), "--job-key-env", "EVALSTOP_KEY", *options]
+    command += ["--secret-file", str(secret), "--ready-file", str(ready), "--job-key-env", "EVALSTOP_KEY"]
     command += ["--", sys.executable, *trainer]
-    environment = {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key, **(environment or {})}
+    environment = {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
     with run_logged(command, log, environment, stdout=subprocess.PIPE) as process, service.connect() as api:
         wait_until(lambda: ready.exists() or process.poll() is not None, START_SECONDS)
         if not ready.exists():
             raise ServiceUnavailable(f"The receiver does not start; its log {log} ends with: {_read_end(log)}")
-        endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": [f"run.{action}_requested"]}
+        endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": ["run.stop_requested"]}
         created = api.post("/endpoints", json=endpoint).raise_for_status().json()
         secret.touch(mode=0o600)
         secret.write_text(created["secret"])

@@ -79,8 +79,6 @@ def calibrate_policy(
         "interval": [threshold.low, threshold.high],
         "false_stops": asdict(stopped),
         "caught": asdict(caught),
-        "runs_needed": count_runs_needed(rate),
-        "promise": assess_claim(rate, len(calibrating), stopped.hits, len(others)),
     }
     document["words"] = _describe(document, detector.name)
     suspect = None if to_suspect.value == threshold.value else to_suspect.value
@@ -104,17 +102,6 @@ def count_runs_needed(rate: float) -> int:
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(1 - rate))
 
 
-def assess_claim(rate: float, calibrating: int, stopped: int, others: int) -> str:
-    """Compare the interval of false stops with the rate: `shown` if it is below, `broken` if above, `open` if it
-    contains the rate, `too_few` if there are not enough runs to show the rate or to calibrate such a threshold."""
-    share = clopper_pearson(stopped, others)
-    if share.low > rate:
-        return "broken"
-    if share.high <= rate:
-        return "shown"
-    return "too_few" if others < count_runs_needed(rate) or calibrating * rate < 1 else "open"
-
-
 def _is_right_stop(records: Records, alarm: float, turn: Turn) -> bool:
     step = records.first_at(alarm)
     return step is not None and judge_decision(RunOutcome.TURNED, step, turn) is DecisionOutcome.RIGHT
@@ -132,14 +119,9 @@ def _describe(document: dict[str, Any], detector: str) -> list[str]:
         sentences.append(
             f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_figure(caught)}."
         )
-    sentences.append(
-        {
-            "shown": f"This shows that it stops at most {rate} of healthy runs.",
-            "broken": f"It stops more than {rate} of healthy runs that were not used for calibration.",
-            "open": f"The interval contains {rate}: whether it stops at most {rate} of healthy runs remains open.",
-            "too_few": f"There are too few runs to show that it stops at most {rate} of healthy runs. This takes at"
-            f" least {document['runs_needed']:,} other healthy runs, even if it stops none of them, and"
-            f" {math.ceil(1 / document['rate']):,} for calibration.",
-        }[document["promise"]]
-    )
+    if document["reported_on"] < (needed := count_runs_needed(document["rate"])):
+        sentences.append(
+            f"There are too few runs to show that it stops at most {rate} of healthy runs. This takes at least"
+            f" {needed:,} other healthy runs, even if it stops none of them."
+        )
     return sentences

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from evalstop_detectors import MetricRole, Observation
@@ -41,17 +39,10 @@ class PromptScores:
     def compare(self, eval_index: int, other: int) -> tuple[float, float]:
         """The mean score of an eval less that of another, and the standard error by the differences of single texts."""
         difference = float(self.means[eval_index].mean() - self.means[other].mean())
-        variance = self.sds[eval_index] ** 2 + self.sds[other] ** 2 - 2 * self._compute_covariance(eval_index, other)
-        return difference, math.sqrt(max(float(variance), 0.0) / self.texts)
-
-    def correlate(self, eval_index: int, other: int) -> float:
-        """The correlation of the errors of two evals on the same prompts; NaN where all scores are alike."""
-        sds = float(self.sds[eval_index] * self.sds[other])
-        return self._compute_covariance(eval_index, other) / sds if sds else math.nan
-
-    def _compute_covariance(self, eval_index: int, other: int) -> float:
         # Texts of one prompt are independent: their scores have in common only what the prompt's means have.
-        return float(np.cov(self.means[eval_index], self.means[other])[0, 1])
+        covariance = np.cov(self.means[eval_index], self.means[other])[0, 1]
+        variance = self.sds[eval_index] ** 2 + self.sds[other] ** 2 - 2 * covariance
+        return difference, math.sqrt(max(float(variance), 0.0) / self.texts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +72,8 @@ class World:
     def last_step(self) -> int:
         return int(self.steps[-1])
 
-    def observations(self) -> tuple[Observation, ...]:
+    def observations(self) -> list[Observation]:
         """The run's observations in order, without missing values."""
-        return self._observed
-
-    @cached_property
-    def _observed(self) -> tuple[Observation, ...]:
         observations = []
         for index, step in enumerate(self.steps.tolist()):
             progress = None if self.planned_steps is None else min(1.0, step / self.planned_steps)
@@ -97,20 +84,7 @@ class World:
             if np.isfinite(self.eval_scores[index]):
                 stderr = None if self.eval_stderr is None else self.eval_stderr[index]
                 observations.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr, progress))
-        return tuple(observations)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The run as the rows that `evalstop-lab replay` reads."""
-        for index, step in enumerate(self.steps.tolist()):
-            row: dict[str, Any] = {"run": self.name, "step": step}
-            if np.isfinite(self.eval_scores[index]):
-                row["eval"] = float(self.eval_scores[index])
-                if self.eval_stderr is not None:
-                    row["eval_stderr"] = float(self.eval_stderr[index])
-            for name, values in (("proxy", self.proxy), ("kl", self.kl)):
-                if np.isfinite(values[index]):
-                    row[name] = float(values[index])
-            yield row
+        return observations
 
 
 def draw_world(

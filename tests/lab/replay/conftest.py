@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from evalstop_lab.cli import main
+from evalstop_lab.worlds.world import World
 from hypothesis import HealthCheck, settings
 
 property_settings = settings(
@@ -24,6 +26,17 @@ Replay = Callable[..., list[dict[str, Any]]]
 def build_rows(run: str = "a", eval_scores: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
     """Rows of a log, with an eval every ten steps and these other fields."""
     return [{"run": run, "step": 10 * index, "eval": score} | more for index, score in enumerate(eval_scores)]
+
+
+def list_rows(world: World) -> list[dict[str, Any]]:
+    """A labeled run as the rows of a log."""
+    columns = {"eval": world.eval_scores, "eval_stderr": world.eval_stderr, "proxy": world.proxy, "kl": world.kl}
+    measured = {name: values for name, values in columns.items() if values is not None}
+    return [
+        {"run": world.name, "step": step}
+        | {name: float(values[place]) for name, values in measured.items() if np.isfinite(values[place])}
+        for place, step in enumerate(world.steps.tolist())
+    ]
 
 
 def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:

@@ -11,7 +11,7 @@ from evalstop_detectors import POLICIES, MetricRole, Policy, Score, Scores, choo
 from evalstop_lab.replay.runs import Roles, Run
 from evalstop_lab.worlds.world import World, draw_world, plan_worlds
 
-from tests.lab.replay.conftest import Replay, write_jsonl
+from tests.lab.replay.conftest import Replay, list_rows, write_jsonl
 
 IN_MAKE_TEST = ("default", "paper", "reversible")
 
@@ -56,7 +56,7 @@ def choose_best_step(world: World, stop_step: int | None) -> int | None:
 def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
     """Drawn runs in a file with shuffled rows get verdict, evidence and best step of the monitor at its first stop."""
     worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(15, 7)]
-    rows = [row for world in worlds for row in world.rows()]
+    rows = [row for world in worlds for row in list_rows(world)]
     random.Random(1).shuffle(rows)
     log = write_jsonl(tmp_path / "worlds.jsonl", rows)
     results = {item["run"]: item for item in replay(log, "--policy", name)}

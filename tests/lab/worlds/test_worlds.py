@@ -140,7 +140,6 @@ def test_missing_evals_do_not_reach_a_detector() -> None:
     counts = Counter(item.role for item in world.observations())
     assert 5 <= gaps <= 40
     assert counts == {MetricRole.EVAL: 100 - gaps, MetricRole.PROXY: 100, MetricRole.KL: 100}
-    assert sum("eval" in row for row in world.rows()) == 100 - gaps
 
 
 @given(families, seeds)
