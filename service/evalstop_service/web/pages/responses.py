@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode
 
 import msgspec
 from evalstop_detectors.wording import format_count
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -19,53 +18,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from evalstop_service.domain.times import format_duration
-from evalstop_service.errors import Invalid, NotFound, ServiceError
+from evalstop_service.errors import NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.limits import to_coroutine
 from evalstop_service.web.pages import formatting, static_files
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
 
-PARAMETER = "days"
-
 PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
-"""The available periods: values of the parameter, and their names."""
+"""The available periods of figures: values of the parameter, and their names."""
+
+Days = Annotated[Literal["", "7", "30", "90", "365"], Query()]
+"""The period of a page's figures; empty: all time."""
 
 
-@dataclass(frozen=True)
-class Period:
-    """The last days, or all time."""
-
-    days: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name for people."""
-        return PERIODS[self.days]
-
-    def since(self, now: datetime) -> datetime | None:
-        """Its beginning, to the hour, so that repeated rendering gives the same links; None: all time."""
-        if not self.days:
-            return None
-        return (now - timedelta(days=int(self.days))).replace(minute=0, second=0, microsecond=0)
-
-    def link(self, address: str) -> str:
-        """The address of a page, with the same period."""
-        if not self.days:
-            return address
-        parts = urlsplit(address)
-        query = [*parse_qsl(parts.query, keep_blank_values=True), (PARAMETER, self.days)]
-        return parts._replace(query=urlencode(query)).geturl()
-
-
-ALL_TIME = Period()
-
-
-def read_period(request: Request) -> Period:
-    """The period of a request; raises Invalid for one that is not available."""
-    period = Period(request.query_params.get(PARAMETER, ""))
-    if period.days not in PERIODS:
-        raise Invalid(f"{PARAMETER}: {', '.join(filter(None, PERIODS))}, or none for all time")
-    return period
+def find_beginning(days: str, now: datetime) -> datetime | None:
+    """The beginning of a period, to the hour, so that repeated rendering gives the same links; None: all time."""
+    return (now - timedelta(days=int(days))).replace(minute=0, second=0, microsecond=0) if days else None
 
 
 # Plotly adds one empty <style> element and fills it by insertRule, which the policy does not restrict: this is the hash

@@ -26,13 +26,10 @@ from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie
 from evalstop_service.web.pages.responses import (
-    ALL_TIME,
     Forbidden,
     InvalidFormToken,
-    Period,
     SignInOutdated,
     SignInRequired,
-    read_period,
 )
 
 SEEN_REVISION = "x-seen-revision"
@@ -70,8 +67,8 @@ class Site:
 class Visitor:
     """A signed-in person, with their role in the selected project.
 
-    `actor` is their name in the audit log, `csrf` the token of their forms, `period` that of the figures. `seen`: the
-    revision of the page that their browser shows, if it asks whether there is a newer one.
+    `actor` is their name in the audit log, `csrf` the token of their forms. `seen`: the revision of the page that their
+    browser shows, if it asks whether there is a newer one.
     """
 
     project: Project
@@ -79,12 +76,7 @@ class Visitor:
     actor: str
     csrf: str
     session: Session
-    period: Period = ALL_TIME
     seen: str = ""
-
-    def link(self, address: str) -> str:
-        """The address of a page, with the same period."""
-        return self.period.link(address)
 
     @property
     def can_switch_project(self) -> bool:
@@ -209,7 +201,7 @@ async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
     if not WORK.get().is_decision:
         hold_place(LIMITS.get().requests)
     seen = request.headers.get(SEEN_REVISION, "")
-    return replace(visitor, period=read_period(request), seen=seen)
+    return replace(visitor, seen=seen)
 
 
 async def _require_form_token(

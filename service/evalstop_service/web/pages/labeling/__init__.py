@@ -54,9 +54,9 @@ def show_case(
         labeled=labeled,
         curves=curves,
         lower_is_better=shown is not None and watched_metrics.find_eval_sign(shown) < 0,
-        following=visitor.link(make_link(_PATH, {**chosen, "skip": skip + 1})),
-        again=visitor.link(make_link(_PATH, chosen)),
-        action=visitor.link(make_link(f"{_PATH}/{shown.id}", {**chosen, "skip": skip or None})) if shown else None,
+        following=make_link(_PATH, {**chosen, "skip": skip + 1}),
+        again=make_link(_PATH, chosen),
+        action=make_link(f"{_PATH}/{shown.id}", {**chosen, "skip": skip or None}) if shown else None,
     )
 
 
@@ -80,7 +80,7 @@ def label_case(
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     query = {"policy": policy, "job_kind": job_kind, "skip": skip or None, "labeled": run_id}
-    return RedirectResponse(visitor.link(make_link(_PATH, query)), 303)
+    return RedirectResponse(make_link(_PATH, query), 303)
 
 
 def choose_runs(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> Sequence[Run]:

@@ -23,7 +23,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
 from evalstop_service.web.pages import charts, formatting, precision
-from evalstop_service.web.pages.responses import PageRoute, render_page
+from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, render_page
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -74,9 +74,9 @@ class Overview:
 
 
 @router.get("/")
-def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
+def show_overview(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
     """The overview of the project."""
-    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
+    case_filter = CaseFilter(since=find_beginning(days, site.clock()))
     stopped = CaseFilter(since=case_filter.since, treatment=Treatment.STOPPED)
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
@@ -92,15 +92,16 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     return render_page(
         "overview.html",
         visitor=visitor,
+        days=days,
         overview=overview,
         sparks=sparks,
         whole=figures.compute_total(counts),
         enforced=[group for group in ranked if precision.is_enforced(group, stages)],
         stages=stages,
         panel=next((panel for panel in panels if panel.rows), None),
-        link_calls=partial(precision.link_calls, visitor, case_filter),
+        link_calls=partial(precision.link_calls, case_filter),
         is_precise=is_precise,
-        stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
+        stopped_cases=f"/cases?{urlencode(figures.filter_to_query(stopped))}",
         name_state=formatting.name_state,
         unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
         stopping=decision_lifecycle.STOPPING,

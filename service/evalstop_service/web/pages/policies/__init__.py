@@ -32,7 +32,7 @@ from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import load
 from evalstop_service.web.pages import formatting, forms
 from evalstop_service.web.pages.forms import QUEUE
-from evalstop_service.web.pages.responses import PageRoute, render_page
+from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, render_page
 from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
@@ -44,9 +44,9 @@ VersionNumber = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 
 
 @router.get("")
-def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
+def show_policies(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
     """The newest version of each policy, its figures, and recent backtests."""
-    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
+    case_filter = CaseFilter(since=find_beginning(days, site.clock()))
     with site.database.reading() as tx:
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = rollout_stages.load_stages(tx, visitor.project.id)
@@ -58,6 +58,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     return render_page(
         "policies.html",
         visitor=visitor,
+        days=days,
         measured={group.key: group for group in figures.compute_figures(counts)},
         stages=stages,
         newest=list(newest.values()),

@@ -25,8 +25,8 @@ from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.pages import charts, forms
 from evalstop_service.web.pages.formatting import suggest_name
 from evalstop_service.web.pages.policies import name_members
-from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.pages.visitor import SignedIn, SiteOf, Visitor
+from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, make_link, render_page, send_json
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -36,9 +36,9 @@ PAGE = 50
 class Filters:
     """The filters of the figures: NAME or NAME@VERSION of a policy, job kind and period."""
 
-    def __init__(self, site: SiteOf, visitor: SignedIn, policy: str = "", job_kind: str = "") -> None:
-        self.policy, self.job_kind, self.period = policy, job_kind, visitor.period
-        self.case_filter = forms.select_cases(policy, job_kind, since=visitor.period.since(site.clock()))
+    def __init__(self, site: SiteOf, policy: str = "", job_kind: str = "", days: Days = "") -> None:
+        self.policy, self.job_kind, self.days = policy, job_kind, days
+        self.case_filter = forms.select_cases(policy, job_kind, since=find_beginning(days, site.clock()))
 
     def choose_version(self, name: str, version: int) -> None:
         """Choose a version of a policy."""
@@ -46,7 +46,7 @@ class Filters:
         self.case_filter = replace(self.case_filter, policy=name, version=version)
 
     def link(self, path: str) -> str:
-        return self.period.link(make_link(path, {"policy": self.policy, "job_kind": self.job_kind}))
+        return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
 
 
 FilterQuery = Annotated[Filters, Depends()]
@@ -156,10 +156,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         kinds=kinds,
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
-        cases=lambda group, by, row=None, outcome=None: visitor.link(
-            _link_cases(filters.case_filter, group, by, row, outcome)
-        ),
-        link_calls=partial(link_calls, visitor, filters.case_filter),
+        cases=lambda group, by, row=None, outcome=None: _link_cases(filters.case_filter, group, by, row, outcome),
+        link_calls=partial(link_calls, filters.case_filter),
     )
 
 
@@ -173,11 +171,11 @@ def _list_choices(versions: Mapping[str, int], chosen: str) -> dict[str, str]:
     return choices if not chosen or chosen in choices else {chosen: chosen.replace("@", " v")} | choices
 
 
-def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector: str, **chosen: str) -> str:
+def link_calls(case_filter: CaseFilter, panel: Panel, detector: str, **chosen: str) -> str:
     """The address of the cases where a detector called: with an `outcome`, or while another one was `silent`."""
     of_version = {"policy": panel.policy, "version": panel.version, "detector": detector}
     parameters = figures.filter_to_query(case_filter) | of_version | chosen
-    return visitor.link(f"/cases?{urlencode(parameters)}")
+    return f"/cases?{urlencode(parameters)}"
 
 
 @router.get("/precision/figures.json")
@@ -228,8 +226,8 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         disagreed=disagreed,
         sparks=sparks,
         filters=parameters,
-        next_page=after and visitor.link(f"/cases?{urlencode(parameters | after)}"),
-        first_page=visitor.link(f"/cases?{urlencode(parameters)}") if before else None,
+        next_page=after and f"/cases?{urlencode(parameters | after)}",
+        first_page=f"/cases?{urlencode(parameters)}" if before else None,
     )
 
 
