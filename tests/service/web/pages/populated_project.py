@@ -59,7 +59,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     paths += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in compared)}"]
     with tenant.database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, tenant.id, "cautious", 1, StageTerms(0.9, 0.2), tenant.now)
-    paths += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
+    paths += ["/policies", "/policies/cautious", f"/policies/backtests/{backtest.id}"]
     paths += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
     paths += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere", "/runs?status=lost"]
     populate_groups(tenant)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections import Counter
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store.database import Database
-from evalstop_service.web.pages import formatting, policies
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
 from tests.service.web.pages.recorded_runs import (
@@ -37,29 +32,16 @@ def level_document(**changes: Any) -> dict[str, Any]:
     return LEVEL_POLICY | changes
 
 
-@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
-def test_policy_diff_adds_and_removes_what_differs(first: str, second: str) -> None:
-    """A policy does not differ from itself; with another one, added and removed lines are those that differ."""
-    before, after = policy_to_document(POLICIES[first]), policy_to_document(POLICIES[second])
-    assert policies.compare_lines(before, before) == []
-    lines = Counter(formatting.format_json(after).splitlines())
-    lines.subtract(formatting.format_json(before).splitlines())
-    for sign, line in policies.compare_lines(before, after):
-        lines[line[1:]] -= {"+": 1, "-": -1}.get(sign, 0)
-    assert not any(lines.values())
-
-
 @SQLITE_ONLY
-def test_policies_and_their_differences_are_shown(visitor: httpx.Client, tenant: Tenant) -> None:
-    """The list has the project's and the shipped policies, a page compares two versions; unknown ones are not found."""
+def test_policies_are_shown(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The list has the project's and the shipped policies, a page one version; unknown ones are not found."""
     tenant.add_policy(level_document(min_evals=12, description="<b>slow</b>"))
     policy_list = visitor.get("/policies").text
     assert all(f'href="/policies/{name}"' in policy_list for name in ("level", "cautious", "paper"))
     assert "&lt;b&gt;slow" in policy_list
-    page_text = visitor.get("/policies/level?against=level@1").text
+    page_text = visitor.get("/policies/level").text
     assert "min_evals" in page_text
     assert "description" in page_text
-    assert "No differences." not in page_text
     assert "detectors needed to stop" in page_text
     assert "overridden guards" not in page_text, "the document does not state it"
     assert visitor.get("/policies/level?version=1").status_code == 200
@@ -153,8 +135,8 @@ def test_draft_is_backtested_and_saved(
     assert "1 run replayed" in result
     (details,) = re.findall(r'href="(/policies/backtests/[^"]+)"', result)
     assert f'href="/runs/{run.id}"' in visitor.get(details).text
-    assert visitor.post(page, data=draft).headers["location"] == "/policies/level?version=2&against=level@1"
-    assert "min_evals" in visitor.get("/policies/level?version=2&against=level@1").text
+    assert visitor.post(page, data=draft).headers["location"] == "/policies/level?version=2"
+    assert "min_evals" in visitor.get("/policies/level?version=2").text
     other = add_tenant(database, now, "others")
     foreign = backtests.run_backtest(database, other.project.id, level_document(), 5, "eve", utc_now())
     for path in (f"/policies/backtests/{foreign.id}", f"{page}?backtest={foreign.id}", "/policies/gone/edit"):

@@ -249,33 +249,8 @@ def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
     others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
     tenant.post_observations(run, others)
     page.locator("#others-title").scroll_into_view_if_needed()
-    expect(page.locator("#metric-charts polyline")).to_have_count(24)
-    page.get_by_role("link", name="Show more").click()
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
     window.assert_no_errors()
-
-
-@pytest.mark.nightly
-def test_slow_update_does_not_undo_show_more(window: Window, tenant: Tenant) -> None:
-    """An update requested before Show more and answered after it leaves all charts in place."""
-    page = window.page
-    window.sign_in(tenant)
-    run = tenant.open_run("many-metrics")
-    points = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
-    tenant.post_observations(run, points)
-    page.goto(f"{window.address}/runs/{run.id}")
-    page.locator("#others-title").scroll_into_view_if_needed()
-    expect(page.locator("#metric-charts polyline")).to_have_count(24)
-    blocked: list[Route] = []
-    page.route(re.compile("metric-charts$"), lambda route: blocked.append(route))
-    with page.expect_request(re.compile("metric-charts$")):
-        tenant.post_evals(run, EVALS[:1])
-    page.get_by_role("link", name="Show more").click()
-    expect(page.locator("#metric-charts polyline")).to_have_count(30)
-    with page.expect_response(re.compile("metric-charts$")):
-        blocked[0].continue_()
-    page.wait_for_timeout(200)
-    expect(page.locator("#metric-charts polyline")).to_have_count(30)
 
 
 @pytest.mark.nightly

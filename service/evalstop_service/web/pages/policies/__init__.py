@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -86,14 +85,8 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 
 
 @router.get("/{name}")
-def show_policy(
-    name: str,
-    site: SiteOf,
-    visitor: SignedIn,
-    version: VersionNumber = None,
-    against: Annotated[str, Query(max_length=100)] = "",
-) -> Response:
-    """One version of a policy, compared with `against` if given."""
+def show_policy(name: str, site: SiteOf, visitor: SignedIn, version: VersionNumber = None) -> Response:
+    """One version of a policy."""
     with site.database.reading() as tx:
         versions = policy_rows.list_policies(tx, visitor.project.id)
         ladder = load_ladder(tx, visitor, site, name)
@@ -101,26 +94,15 @@ def show_policy(
     shown = next((policy for policy in policy_versions if version in (None, policy.version)), None)
     if shown is None:
         raise NotFound
-    other = next((policy for policy in versions if policy.reference == against), None)
     return render_page(
         "policy.html",
         visitor=visitor,
         shown=shown,
         ladder=ladder,
         versions=policy_versions,
-        choices=[policy.reference for policy in versions if policy is not shown],
         members=name_members(shown.document),
         text=formatting.format_json(shown.document),
-        other=other,
-        lines=compare_lines(other.document, shown.document) if other else [],
     )
-
-
-def compare_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The unified diff of two documents: the sign (`-`, `+`, ` ` or `@`) of each line, and the line."""
-    texts = (formatting.format_json(before).splitlines(), formatting.format_json(after).splitlines())
-    diff = list(difflib.unified_diff(*texts, lineterm="", n=3))[2:]
-    return [("@" if line.startswith("@@") else line[:1], line) for line in diff]
 
 
 def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -215,15 +197,14 @@ def edit_policy(
 
 @router.post("/{name}/edit")
 def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
-    """Save the document as the next version of its name, and show what changed, or propose it."""
+    """Save the document as the next version of its name, and show it, or propose it."""
     try:
         stored = second_person.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
     if isinstance(stored, Proposal):
         return RedirectResponse(QUEUE, 303)
-    against = f"&against={stored.name}@{stored.version - 1}" if stored.version > 1 else ""
-    return RedirectResponse(f"/policies/{stored.name}?version={stored.version}{against}", 303)
+    return RedirectResponse(f"/policies/{stored.name}?version={stored.version}", 303)
 
 
 @router.post("/{name}/edit/try")

@@ -7,11 +7,11 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
@@ -197,34 +197,24 @@ def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
     }
 
 
-A_PAGE = 24
-MOST_SHOWN = 480
+MOST_CHARTS = 48
+"""Maximum number of small charts."""
 
 
 @router.get("/metric-charts")
-def show_metric_charts(
-    run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
-) -> Response:
-    """The first `shown` charts, by name."""
+def show_metric_charts(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """The charts of the metrics that the main chart leaves out, by name."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
-        other_metrics = [item for item in observations.list_latest(tx, run) if item.metric not in charted]
-        segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
-    charts = []
-    for item in other_metrics[:shown]:
-        frame = Frame.around(drawn) if (drawn := segments.get((run.id, item.metric))) else None
-        charts.append((item, frame, frame.line(drawn) if frame and drawn else ""))
-    more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
-    remaining_count = max(0, len(other_metrics) - shown)
-    return render_page(
-        "metric_charts.html",
-        visitor=visitor,
-        run=run,
-        charts=charts,
-        left=remaining_count,
-        more=more_link if remaining_count and shown < MOST_SHOWN else None,
-    )
+        others = [item for item in observations.list_latest(tx, run) if item.metric not in charted]
+        segments = series.load_segments(tx, [(run.id, item.metric) for item in others[:MOST_CHARTS]], STRETCHES)
+    drawn = []
+    for item in others[:MOST_CHARTS]:
+        frame = Frame.around(found) if (found := segments.get((run.id, item.metric))) else None
+        drawn.append((item, frame, frame.line(found) if frame and found else ""))
+    left = max(0, len(others) - MOST_CHARTS)
+    return render_page("metric_charts.html", visitor=visitor, run=run, charts=drawn, left=left)
 
 
 @dataclass(frozen=True)

@@ -4,31 +4,18 @@ import { fetchSameOrigin, onChange } from "./live.js";
 
 const place = document.getElementById("metric-charts");
 const section = place.closest("section");
-let address = place.dataset.charts;
 let seen = false;
 let shown = "";
 
 async function load() {
   if (!seen && !section.hidden) return;
-  const requested = address;
-  const response = await fetchSameOrigin(requested);
+  const response = await fetchSameOrigin(place.dataset.charts);
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("metric-charts");
-  if (requested !== address) return;  // "Show more" was clicked meanwhile, and its response includes these charts
   if (fresh.innerHTML === shown) return;  // a link that is replaced between press and release is not clicked
   shown = fresh.innerHTML;
   section.hidden = !fresh.querySelector("li");
   place.replaceChildren(...fresh.childNodes);
 }
-
-place.addEventListener("click", async (event) => {
-  const more = event.target.closest("[data-more]");
-  if (!more) return;
-  event.preventDefault();
-  const before = place.querySelectorAll("li").length;
-  address = more.href;
-  await load();
-  place.querySelectorAll("li a")[before]?.focus();
-});
 
 new IntersectionObserver((entries, observer) => {
   if (!entries.some((entry) => entry.isIntersecting)) return;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -19,8 +18,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.projects.project_settings import ProjectChange, parse_form
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, counts, keys
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.keys import SCOPES, Key
+from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
 from evalstop_service.web.pages import forms
 from evalstop_service.web.pages.forms import QUEUE
@@ -154,7 +152,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
-        project_keys = _list_keys(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
+        project_keys = keys.list_keys_in_use(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
         used = counts.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = api_keys.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
@@ -191,11 +189,3 @@ def _describe_fields(
 def _parse_list(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     return [] if names == [NONE] else names
-
-
-def _list_keys(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
-    """The valid keys, then those of the newest that are revoked or expired."""
-    valid_keys = keys.list_keys_in_use(tx, project_id, now)
-    valid_ids = {key.id for key in valid_keys}
-    newest = keys.list_keys(tx, project_id, limit=PAGE)
-    return [*valid_keys, *(key for key in newest if key.id not in valid_ids)]
