@@ -39,7 +39,6 @@ from evalstop_client.tensorboard import Folder, Portion, Scalar, find_event_file
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
-MAX_RUNS = 1000
 LONGEST_TAG = 256
 
 
@@ -65,11 +64,7 @@ class Watch:
     def look(self) -> None:
         """Send new data. Raises ServiceAway and KeyRefused; nothing is lost, and everything can be retried."""
         for path, files in find_event_files(self._root):
-            inside = path.relative_to(self._root).as_posix()
-            if inside not in self._folders and len(self._folders) >= MAX_RUNS:
-                self._log_once("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is ignored")
-                continue
-            self._send_folder(inside, files)
+            self._send_folder(path.relative_to(self._root).as_posix(), files)
 
     def finish(self) -> None:
         """Report every run with sent data as completed. Raises ServiceAway and KeyRefused."""

@@ -21,7 +21,6 @@ from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401 
 )
 from tests.clients.receivers.kubernetes.test_job_finding import (  # noqa: F401  # they run here too
     test_labels_of_another_object_are_refused,
-    test_pod_of_no_workload_is_refused,
     test_runs_of_other_clusters_are_foreign,
 )
 
