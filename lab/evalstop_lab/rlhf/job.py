@@ -54,7 +54,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def recorded_signals() -> Iterator[Sequence[signal.Signals]]:
+def catch_termination() -> Iterator[Sequence[signal.Signals]]:
     """Only record SIGTERM and SIGINT within the block; yields those that have arrived. Only for the main thread."""
     received: list[signal.Signals] = []
 
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         mode=args.mode,
         total_steps=config.steps,
     )
-    with recorded_signals() as received:
+    with catch_termination() as received:
         try:
             job.train(reported, run_name, received)
         except BaseException:
