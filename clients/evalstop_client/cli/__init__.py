@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in addition.COMMANDS:
             return addition.main(arguments)
     try:
+        if not additions and name and not name.startswith("-") and name not in COMMANDS:
+            raise ConfigurationError(f"{name}: not a command; those of the service need: pip install evalstop-service")
         options = parser(additions).parse_args(arguments)
         return int(options.command(options))
     except ConfigurationError as error:

@@ -208,7 +208,11 @@ _DATABASE_PROBLEMS = {
         "the request may not have been stored; send the same request again, which is harmless if it was",
         "1",
     ),
-    Fault.DISK_FULL: (ProblemKind.DATABASE_REFUSES, "its disk is full; nothing was stored", "10"),
+    Fault.DISK_FULL: (
+        ProblemKind.DATABASE_REFUSES,
+        "its disk is full; nothing was stored. Free space and send the same request again",
+        "10",
+    ),
     Fault.REFUSED: (ProblemKind.DATABASE_REFUSES, "nothing was stored; the service's log has the reason", "10"),
     Fault.NO_SCHEMA: (ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`", "10"),
 }

@@ -19,6 +19,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import deliveries
 from evalstop_service.web import request_log
@@ -240,7 +241,8 @@ def test_stale_runs_and_stops_on_hold_are_measured(database: Database) -> None:
         project.open_run("blind"),
         project.open_run("still", policy="default"),
     )
-    project.post_observations(no_data, project_fixture.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
+    project.post_observations(no_data, project_fixture.evals(0.5), NOW - timedelta(minutes=1))
+    project.post_observations(no_data, [PostedObservation("renamed", 900, 0.5)], NOW + timedelta(seconds=299))
     project.post_observations(current, project_fixture.evals(0.5), NOW + timedelta(seconds=299))
     stale_runs.check_due_runs(database, NOW + timedelta(seconds=300))
     pause.pause_project(database, paused.id, "dana", "", NOW)
