@@ -317,7 +317,7 @@ VALID_POLICY = "name: mine\nmembers:\n  - detector: k_decline\n    stop_at: 5\n"
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("p.yaml", VALID_POLICY.replace("5", "-5"), ["$.members[0].stop_at", "number > 0"]),
+        ("p.yaml", VALID_POLICY.replace("5", "-5"), ["$.members[0].stop_at", "> 0.0"]),
         ("p.yaml", VALID_POLICY + "? [a]\n: 1", ["line 5, column 3"]),
         ("p.yaml", VALID_POLICY + "note: !!python/object:os.system {}", ["line 5, column 7", "tag"]),
         ("p.yaml", "", ["object"]),
