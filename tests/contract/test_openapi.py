@@ -97,6 +97,11 @@ def test_operations_are_named_by_verbs(document: Document) -> None:
     assert {tag for operation in operations for tag in operation["tags"]} == declared
 
 
+def test_no_two_models_share_a_name(document: Document) -> None:
+    """The name of a schema has no module in it, as those of two models of one name would: generators drop them."""
+    assert [name for name in document["components"]["schemas"] if "__" in name] == []
+
+
 def test_every_property_is_described(document: Document) -> None:
     """Every property and parameter has a description that says more than its name."""
     described = {

@@ -35,8 +35,8 @@ class ChangeOut(Answer):
 
 
 @answers(Turn)
-class TurnOut(Answer):
-    """Where a run turned."""
+class AssessedTurnOut(Answer):
+    """Where a run turned, by its best evals."""
 
 
 @answers(RunAssessment)
