@@ -175,22 +175,12 @@ def test_overrun_plan_is_ignored() -> None:
     assert overrun.evidence.note.endswith("length of the run reached")
 
 
-def test_run_without_evals_has_an_outlook() -> None:
-    """Before its first eval a run gets the network's forecast for any run."""
-    outlook = Posterior().outlook(Posterior().start())
-    assert 0 < outlook.turned < outlook.will_turn < 1
-
-
-def test_outlook_probabilities_and_quantiles_are_ordered() -> None:
-    """Probabilities are between 0 and 1, and the quantiles of the possible gain are ascending from 0."""
-    detector = Posterior()
-    state = detector.start()
-    for step in range(20):
-        state, _ = detector.step(state, Observation(MetricRole.EVAL, step, math.sqrt(step), progress=step / 100))
-    outlook = detector.outlook(state)
-    assert 0 <= outlook.turned <= outlook.will_turn <= 1
-    assert 0 <= outlook.to_gain[0] <= outlook.to_gain[1] <= outlook.to_gain[2]
-    assert outlook.to_gain[2] > 0
+def test_covered_share_is_one_without_a_gain_to_come() -> None:
+    """The covered share of the final range is that of the range to come, at most all of it."""
+    outputs = np.array([0.0, 0.0, -0.5, 0.0, 1.0])
+    assert network.to_outlook(outputs, outputs[:1], (0.0, 0.0)).covered == 0.5
+    outputs[4] = -0.1
+    assert network.to_outlook(outputs, outputs[:1], (0.0, 0.0)).covered == 1.0
 
 
 def test_plateau_is_reported_as_levelled_off() -> None:

@@ -314,10 +314,6 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         is_waiting = state.awaited and state.features.evals - state.asked_evals < HELD_EVALS
         return is_waiting and _fell_at_once(state.features, state.cliff)
 
-    def outlook(self, state: PosteriorState) -> Outlook:
-        """The network's forecast for a run in this state."""
-        return self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))[0]
-
 
 def _fell_at_once(features: FeatureState, cliff: float, share: float = 0.0) -> bool:
     """Whether this fall from one eval to the next made most of the fall, which is this share of the gain or more."""

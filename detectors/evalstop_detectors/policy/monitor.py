@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, pairwise, repeat
 from operator import attrgetter, itemgetter, lt
 from typing import Any
@@ -25,7 +25,6 @@ from evalstop_detectors.observation import (
     Observation,
     Order,
     to_columns,
-    to_observations,
 )
 from evalstop_detectors.policy.catalog import Call, Verdict
 from evalstop_detectors.policy.opening import Opening, Openings, list_finite_evals
@@ -130,44 +129,32 @@ def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) 
 
 
 def advance(
-    policy: Policy, state: MonitorState, observations: Iterable[Observation] | Columns
+    policy: Policy, state: MonitorState, observations: Iterable[Observation]
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Add observations in order, or as columns by role; raises OutOfOrder if one is late.
+    """Add observations in order; raises OutOfOrder if one is late.
 
     Returns the verdicts at which the call (`continue`, `suspect`, `stop`) changed, and last the state's verdict. Those
     in between differ from their neighbors only in evidence and step.
 
     The published rule on a run that falls from step 2 on:
 
-    >>> from evalstop_detectors import POLICIES, Column
+    >>> from evalstop_detectors import POLICIES
     >>> policy = POLICIES["paper"]
-    >>> evals = Column(steps=[0, 1, 2, 3, 4, 5], values=[0.1, 0.4, 0.7, 0.6, 0.5, 0.4])
-    >>> state, verdicts = advance(policy, start(policy), {MetricRole.EVAL: evals})
+    >>> evals = [Observation(MetricRole.EVAL, step, value) for step, value in enumerate([0.1, 0.4, 0.7, 0.6, 0.5, 0.4])]
+    >>> state, verdicts = advance(policy, start(policy), evals)
     >>> [(str(verdict.verdict), verdict.step, verdict.turn_step) for verdict in verdicts]
     [('suspect', 4, 2), ('stop', 5, 2)]
     >>> state.verdict.reason
     'k_decline: 3 consecutive declines of eval, k = 3'
     """
-    if policy.critical:
-        return _step_through(
-            policy, state, to_observations(observations) if isinstance(observations, Mapping) else list(observations)
-        )
-    if isinstance(observations, list) and len(observations) <= _FEW:
-        return _step_through(policy, state, observations)
     # 1. Roles that the policy does not watch are dropped first, so that they cost nothing more.
-    if isinstance(observations, Mapping):
-        columns = {role: column for role, column in observations.items() if role in policy.roles}
-        _check_columns(state.last, columns)
-    else:
-        watched = [item for item in observations if item.role in policy.roles]
-        if len(watched) <= _FEW:
-            return _step_through(policy, state, watched)
-        if watched[-1].eval_version != state.eval_version:
-            return advance_parts(policy, state, _split_by_version(watched))
-        _check_order(state.last, watched)
-        columns = to_columns(watched)
-    if not columns:
-        return state, [state.verdict]
+    watched = [item for item in observations if item.role in policy.roles]
+    if policy.critical or len(watched) <= _FEW:
+        return _step_through(policy, state, watched)
+    if watched[-1].eval_version != state.eval_version:
+        return advance_parts(policy, state, _split_by_version(watched))
+    _check_order(state.last, watched)
+    columns = to_columns(watched)
     openings = Openings(state.opening, state.evals, columns)
     shown = [role for role in columns if policy.shows_rates or role is not MetricRole.LEARNING_RATE]
     ends = [order for order in (state.last, openings.last_rate) if order is not None]
@@ -281,15 +268,6 @@ def _check_order(last: Order | None, observations: Sequence[Observation]) -> Non
     if not all(map(lt, orders, islice(orders, 1, None))):
         step, rank = next(order for before, order in pairwise(orders) if order <= before)
         raise _out_of_order(list(RANK)[rank], step)
-
-
-def _check_columns(last: Order | None, columns: Columns) -> None:
-    for role, column in columns.items():
-        steps = column.steps
-        if last is not None and (steps[0], RANK[role]) <= last:
-            raise _out_of_order(role, steps[0])
-        if not all(map(lt, steps, islice(steps, 1, None))):
-            raise _out_of_order(role, next(b for a, b in pairwise(steps) if a >= b))
 
 
 def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:

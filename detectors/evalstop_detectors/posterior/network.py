@@ -182,14 +182,13 @@ _MOST_VALUES = 1 << 18
 
 
 class Outlook(NamedTuple):
-    """The network's forecast for a run: the probabilities that it has turned for good and that it eventually will, and
-    the 10, 50 and 90 % quantiles of what its eval score may still gain, as shares of the range that it has covered.
+    """The network's forecast for a run: the probability that it has turned for good, and the 10, 50 and 90 % quantiles
+    of what its eval score may still gain, as shares of the range that it has covered.
 
     `is_doubted`: without its plan the run is more likely to have turned, and `turned` is that probability.
     """
 
     turned: float
-    will_turn: float
     to_gain: tuple[float, float, float]
     is_doubted: bool = False
 
@@ -204,7 +203,7 @@ def to_outlook(planned: Whole, unplanned: Whole, added: tuple[float, float]) -> 
     outputs = planned.tolist()
     odds = (outputs[0] + added[0], unplanned.item(0) + added[1])
     low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
-    return Outlook(to_probability(max(odds)), to_probability(outputs[1]), (low, middle, high), odds[1] > odds[0])
+    return Outlook(to_probability(max(odds)), (low, middle, high), odds[1] > odds[0])
 
 
 def list_probabilities(planned: Whole, unplanned: Whole) -> Whole:

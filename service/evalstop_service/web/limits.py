@@ -8,7 +8,6 @@ waits for its share of the threads and of the processor. Decisions have a lane o
 |---|---|---|---|---|
 | `requests` | requests in progress | 400 | 32 | 200 |
 | `pulls` | receivers that wait for an event | 200 | 100 | 100 |
-| `event streams` | open pages | 200 | 20 | 100 |
 | `costly` | endpoint tests, backtests, new policies, searches | | 30, then 1 in 2 s | 60, then 1 a second |
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
@@ -16,7 +15,7 @@ waits for its share of the threads and of the processor. Decisions have a lane o
 | `bytes of bodies` | of keys and sessions | 64 MiB | 16 MiB | 32 MiB |
 | `bytes of decisions` | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB | 4 MiB |
 | `bytes of strangers` | bodies without a valid key or session, and the sign-in form | 8 MiB | 512 KiB an address | |
-| edits | processor time to judge runs anew: `ingest.costs` | | a tenth | a fifth |
+| edits | processor time to judge runs anew: `ingest.messages` | | a tenth | a fifth |
 """
 
 from __future__ import annotations

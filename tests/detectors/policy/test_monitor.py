@@ -10,7 +10,6 @@ import pytest
 from evalstop_detectors import (
     POLICIES,
     Call,
-    Column,
     Evidence,
     Kind,
     Member,
@@ -28,7 +27,6 @@ from evalstop_detectors import (
     state_from_json,
     state_to_json,
     step,
-    to_columns,
 )
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
@@ -127,21 +125,9 @@ def test_batches_give_the_same_states(policy: Policy, observations: list[Observa
         first = end
 
 
-@given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs, data=st.data())
-def test_columns_give_the_same_states(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
-    """Batches as columns by role give the same states and verdicts as lists of observations."""
-    by_list = by_columns = start(policy)
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(observations)))))
-    for first, end in pairwise([0, *cuts, len(observations)]):
-        batch = observations[first:end]
-        by_list, verdicts = advance(policy, by_list, batch)
-        by_columns, same = advance(policy, by_columns, to_columns(batch))
-        assert (by_columns, same) == (by_list, verdicts)
-
-
 @given(policy=policies(), observations=runs)
-def test_late_columns_are_refused(policy: Policy, observations: list[Observation]) -> None:
-    """A column that starts at or before the last step, or has steps that do not ascend, raises OutOfOrder.
+def test_late_batches_are_refused(policy: Policy, observations: list[Observation]) -> None:
+    """A batch that starts at or before the last step raises OutOfOrder.
 
     A learning rate that no detector sees may have changed nothing, and is then not late.
     """
@@ -150,9 +136,10 @@ def test_late_columns_are_refused(policy: Policy, observations: list[Observation
     state = replay(policy, watched)
     for item in watched:
         with pytest.raises(OutOfOrder, match=f"{item.role} at step {item.step} "):
-            advance(policy, state, {item.role: Column([item.step], [item.value])})
-        with pytest.raises(OutOfOrder):
-            advance(policy, start(policy), {item.role: Column([item.step, item.step], [item.value, item.value])})
+            advance(policy, state, [item])
+        later = [Observation(item.role, item.step + 1 + index, 0.0) for index in range(5)]
+        with pytest.raises(OutOfOrder, match=f"{item.role} at step {item.step} "):
+            advance(policy, state, [item, *later])
 
 
 @given(policy=policies(), observations=runs, rng=st.randoms(use_true_random=False))
