@@ -34,7 +34,7 @@ DISTRIBUTIONS = (
 )
 PRODUCT = Room("product", 58_000, 420, tuple(path for room in DISTRIBUTIONS for path in room.paths))
 TESTS = Room("tests", 54_000, None, ("tests",))
-MOST = Room("product", 60_870, 420, PRODUCT.paths)
+MOST = Room("product", 60_843, 420, PRODUCT.paths)
 """What the product may not exceed until it fits its budget. Lower it in each commit that makes the product smaller."""
 ROOMS_OF_THE_SERVICE = (
     Room("cli, app, settings", 1_900, 14, (SERVICE,)),

@@ -176,7 +176,7 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     elif status == 404:
         problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs lists all paths")
     elif status == 405:
-        methods = _list_methods(request, path)
+        methods = _list_methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))  # of a page
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path accepts {allowed}, not {request.method}; see /docs"
         problem = Problem(405, ProblemKind.WRONG_METHOD, detail, headers={"Allow": allowed})
@@ -188,9 +188,10 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
 
 
 def _list_methods(request: Request, path: str) -> set[str]:
-    """All methods of a path; the router names only those of the first matching route."""
-    routes = (route for route in request.app.routes if isinstance(route, APIRoute) and route.path_regex.match(path))
-    return {method for route in routes for method in route.methods or ()}
+    """All methods of the described routes at the address of the first one that matches a path."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    address = next((route.path for route in routes if route.path_regex.match(path)), None)
+    return {method for route in routes if route.path == address for method in route.methods or ()}
 
 
 def _explain_database_error(error: Exception) -> Problem:
