@@ -23,8 +23,10 @@ def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, 
     """Insert this many equal cases of one run; by default flagged, observed and right."""
     row: dict[str, Any] = {
         "run_id": run.id,
+        "run_name": run.name,
         "project_id": run.project_id,
-        "policy_id": run.policy_id,
+        "policy_name": run.policy_name,
+        "policy_version": run.policy_version,
         "job_kind": None,
         "gpus": None,
         "run_outcome": "turned",

@@ -74,7 +74,8 @@ def insert_details(tx: Transaction, project: ProjectFixture, run: Run, observati
     tx.execute(
         tables.decisions.insert().values(
             **key, id=decision, project_id=project.id, attempt=1, state="confirmed", step=1, verdict=VERDICT,
-            policy_id=run.policy_id, due_at=NOW, created_at=NOW, observed_probability=0.0,
+            policy_id=run.policy_id, policy_name=run.policy_name, policy_version=1, run_name=run.name,
+            due_at=NOW, created_at=NOW, observed_probability=0.0,
         )
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}

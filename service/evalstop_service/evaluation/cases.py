@@ -145,8 +145,10 @@ def _save_case(
     case = Case(
         run_id=run.id,
         attempt=attempt,
+        run_name=run.name,
         project_id=run.project_id,
-        policy_id=run.policy_id,
+        policy_name=run.policy_name,
+        policy_version=run.policy_version,
         job_kind=run.labels.get("job_kind"),
         gpus=gpus,
         run_outcome=run_outcome,
@@ -230,7 +232,6 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
     prevented = treatment is Treatment.PREVENTED
     return replace(
         case,
-        policy_id=decision.policy_id,
         decision_id=decision.id,
         treatment=treatment,
         observed_probability=decision.observed_probability,

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_one, find_page
-from evalstop_service.store.runs import POLICY_COLUMNS, Run
-from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
+from evalstop_service.store.database import Transaction, find_one, find_page, read_columns
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import attempts, backtests, cases, decisions, runs
 from evalstop_service.store.tables.decisions import Backtest as Backtest
 from evalstop_service.store.tables.decisions import BacktestFinding as BacktestFinding
 
@@ -57,7 +57,6 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
     query = (
         sa.select(
             page,
-            *POLICY_COLUMNS,
             sa.func.coalesce(attempts.c.resumed_from_step, 0),
             decisions.c.id,
             decisions.c.step,
@@ -66,7 +65,6 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
             cases.c.turn_step,
             cases.c.gpu_hours,
         )
-        .join(policies, policies.c.id == page.c.policy_id)
         .join(attempts, (attempts.c.run_id == page.c.id) & (attempts.c.attempt == page.c.attempt))
         .outerjoin(
             decisions,
@@ -75,6 +73,4 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
         .outerjoin(cases, (cases.c.run_id == page.c.id) & (cases.c.attempt == page.c.attempt))
         .order_by(page.c.id.desc())
     )
-    names = [column.name for column in (*runs.c, *POLICY_COLUMNS)]
-    rows = (tuple(row) for row in tx.execute(query))
-    return [PastRun(Run(**dict(zip(names, row, strict=False))), *row[len(names) :]) for row in rows]
+    return [PastRun(Run(**read_columns(row._mapping, page.c)), *row[len(page.c) :]) for row in tx.execute(query)]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -21,8 +21,7 @@ from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
-from evalstop_service.store.runs import POLICY_COLUMNS
-from evalstop_service.store.tables import case_calls, cases, outcomes, policies, runs
+from evalstop_service.store.tables import case_calls, cases, outcomes
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import COUNTED_BY
 from evalstop_service.store.tables.decisions import Case as Case
@@ -56,10 +55,7 @@ def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     return None if case is None else _add_calls(tx, [case])[0]
 
 
-_Listed = TypeVar("_Listed", bound=Case)
-
-
-def _add_calls(tx: Transaction, listed: Sequence[_Listed]) -> list[_Listed]:
+def _add_calls(tx: Transaction, listed: Sequence[Case]) -> list[Case]:
     """The cases with their calls, the first ones first."""
     keys, calls_of = [(case.run_id, case.attempt) for case in listed], defaultdict[Any, dict[str, JudgedCall]](dict)
     columns = [case_calls.c[name] for name in ("run_id", "attempt", "detector", *JudgedCall.__struct_fields__)]
@@ -128,20 +124,6 @@ class CaseCount:
     delay: int | None = None
 
 
-@dataclass(frozen=True)
-class ListedCase(Case):
-    """A case as lists show it: with the names of its run and its policy."""
-
-    run_name: str
-    policy_name: str
-    policy_version: int
-
-    @property
-    def cursor(self) -> str:
-        """The cursor of the page after this case."""
-        return f"{(self.ended_at - _EPOCH) // _MICROSECOND}_{self.run_id}_{self.attempt}"
-
-
 Place = tuple[datetime, UUID, int]
 """The position of a case in the list: ordered by end, newest first, then by key."""
 
@@ -149,6 +131,11 @@ CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
 """The format of a cursor: the end in microseconds since 1970, the run and the attempt."""
 
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+def write_cursor(case: Case) -> str:
+    """The cursor of the page after a case."""
+    return f"{(case.ended_at - _EPOCH) // _MICROSECOND}_{case.run_id}_{case.attempt}"
 
 
 def parse_cursor(cursor: str | None) -> Place | None:
@@ -168,7 +155,7 @@ def count_cases(
 
     Those that were never flagged are many times as many as the others; by policy or as a whole an index alone answers.
     """
-    keys = [key_column(tx, grouping) for grouping in by]
+    keys = [column for grouping in by for column in key_columns(tx, grouping)]
     last = (cases.c.run_outcome, cases.c.delay_steps)
     kinds = (cases.c.treatment, cases.c.observed_probability, cases.c.outcome)
     sums = [
@@ -182,10 +169,10 @@ def count_cases(
     ]
     flagged = filter_cases(sa.select(*keys, *kinds, *sums, *last), project_id, case_filter).where(IS_FLAGGED)
     passed = filter_cases(sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter)
-    name_key = _load_key_names(tx, project_id, by)
-    counts = [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(flagged.group_by(*keys, *kinds, *last))]
+    rows = tx.execute(flagged.group_by(*keys, *kinds, *last))
+    counts = [CaseCount(tuple(row[: len(keys)]), *row[len(keys) :]) for row in rows]
     for *key, outcome, number in tx.execute(passed.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome)):
-        counts += [CaseCount(name_key(key), None, None, outcome, number, run_outcome=LEFT_ALONE[outcome])]
+        counts += [CaseCount(tuple(key), None, None, outcome, number, run_outcome=LEFT_ALONE[outcome])]
     return counts
 
 
@@ -201,14 +188,12 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
 
 def list_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
-) -> list[ListedCase]:
+) -> list[Case]:
     """The cases behind a count, those that ended last first, after the position `before`."""
-    columns = [*columns_of(cases, Case), runs.c.name.label("run_name"), *POLICY_COLUMNS]
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
-    query = filter_cases(sa.select(*columns), project_id, case_filter)
-    query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
+    query = filter_cases(sa.select(*columns_of(cases, Case)), project_id, case_filter)
     query = query.where(*match_given(before={sa.tuple_(*order): before}))
-    return _add_calls(tx, find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit)))
+    return _add_calls(tx, find_all(tx, Case, query.order_by(*(column.desc() for column in order)).limit(limit)))
 
 
 def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
@@ -249,17 +234,14 @@ def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilte
 
 def _match_origin(table: sa.Table, project_id: UUID, case_filter: CaseFilter) -> list[sa.ColumnElement[bool]]:
     """Conditions on project, policy, job kind and end, which cases and their calls have."""
+    exact = {
+        table.c.project_id: project_id,
+        table.c.policy_name: case_filter.policy,
+        table.c.policy_version: case_filter.version,
+        sa.func.coalesce(table.c.job_kind, ""): case_filter.job_kind,
+    }
     ended_at = table.c.ended_at
-    conditions = match_given(
-        {table.c.project_id: project_id, sa.func.coalesce(table.c.job_kind, ""): case_filter.job_kind},
-        since={ended_at: case_filter.since},
-        before={ended_at: case_filter.until},
-    )
-    if case_filter.policy is not None or case_filter.version is not None:
-        named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
-        chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
-        conditions.append(table.c.policy_id.in_(chosen))
-    return conditions
+    return match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
 
 
 def _has_called(detector: str, outcome: DecisionOutcome | None = None) -> sa.Exists:
@@ -269,33 +251,18 @@ def _has_called(detector: str, outcome: DecisionOutcome | None = None) -> sa.Exi
     return sa.exists().where(*of_case, *match_given({call.outcome: outcome}))
 
 
-def key_column(tx: Transaction, by: Grouping | Literal["day"], table: sa.Table = cases) -> sa.ColumnElement[Any]:
-    """What cases, or their calls, are grouped by, as it is stored."""
+def key_columns(tx: Transaction, by: Grouping | Literal["day"], table: sa.Table = cases) -> list[sa.ColumnElement[Any]]:
+    """What cases, or their calls, are grouped by: the parts of a key. A period is the text of its first day."""
     if by == "policy":
-        return table.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
+        return [table.c.policy_name, table.c.policy_version]
     if by in ("job_kind", "detector"):
-        return table.c[by]
+        return [table.c[by]]
     # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
     ended_at = table.c.ended_at
     if tx.dialect.name == "postgresql":
-        return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
+        return [sa.cast(sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date), sa.Text)]
     moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"]}[by]
-    return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
-
-
-def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Grouping]) -> Callable[[Sequence[Any]], Key]:
-    """A function from a row that begins with the key's parts to the key."""
-    names: dict[UUID, tuple[str, int]] = {}
-    if "policy" in by:
-        query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
-        names = {row.id: (row.name, row.version) for row in tx.execute(query)}
-
-    def parts(split: Grouping, part: Any) -> Key:
-        if split == "policy":
-            return names[part]
-        return (part.isoformat() if isinstance(part, date) else part,)
-
-    return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
+    return [sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))]
 
 
 def count_calls(
@@ -306,7 +273,7 @@ def count_calls(
     Of the filter it obeys policy, job kind and end.
     """
     calls = case_calls.c
-    keys = [key_column(tx, grouping, case_calls) for grouping in by]
+    keys = [column for grouping in by for column in key_columns(tx, grouping, case_calls)]
     # In the order of an index with all that is read, so that PostgreSQL need not sort what it counts by detector.
     kinds = [calls.treatment, calls.observed_probability, calls.run_outcome, calls.outcome]
     delay: list[Any] = [calls.delay_steps] if delays else []
@@ -314,9 +281,8 @@ def count_calls(
     counted = [sa.func.count(), sa.func.coalesce(sa.func.sum(hours), 0.0), sa.func.count().filter(hours.is_(None))]
     columns = *keys, *kinds[:2], calls.outcome, *counted, calls.run_outcome, *(delay or [sa.null()])
     query = sa.select(*columns).group_by(*keys, *kinds, *delay)
-    name_key = _load_key_names(tx, project_id, by)
     rows = tx.execute(query.where(*_match_origin(case_calls, project_id, case_filter)))
-    counts = ((CaseCount(name_key(row), *row[len(by) : -3]), row[-3:]) for row in rows)
+    counts = ((CaseCount(tuple(row[: len(keys)]), *row[len(keys) : -3]), row[-3:]) for row in rows)
     return [
         replace(count, without_gpus=without_gpus, run_outcome=run_outcome, delay=delay)
         for count, (without_gpus, run_outcome, delay) in counts

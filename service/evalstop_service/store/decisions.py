@@ -15,8 +15,8 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns
 from evalstop_service.store.projects import Project
-from evalstop_service.store.runs import POLICY_COLUMNS, Run
-from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import UtcTime, decision_changes, decisions, projects, runs
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import ENDS_ATTEMPT, IS_UNSENT
 from evalstop_service.store.tables.decisions import Decision as Decision
@@ -41,21 +41,15 @@ def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
     before."""
     query = SELECT.where(decisions.c.run_id == run_id, decisions.c.id == decision_id)
     # Rows that refer to its key need not wait.
-    row = tx.execute(query.with_for_update(key_share=True, of=decisions)).mappings().one()
+    row = tx.execute(query.with_for_update(key_share=True)).mappings().one()
     return Decision(**row)
 
 
 def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision:
     """The project's decision with this id and its run, locked until the transaction ends; raises NotFound."""
-    parameters = {"of_project": project_id, "of_id": decision_id}
-    rows = tx.execute(_LOCK_WITH_RUN, parameters).mappings()
-    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row: see `runs.lock_run`.
-    row = rows.one_or_none() or tx.execute(_LOCK_WITH_RUN, parameters).mappings().one_or_none()
+    row = tx.execute(_LOCK_WITH_RUN, {"of_project": project_id, "of_id": decision_id}).mappings().one_or_none()
     row = require(row, f"decision {decision_id} in this project")
-    run_policy = {"policy_name": row[_RUN_POLICIES.c.name], "policy_version": row[_RUN_POLICIES.c.version]}
-    run = Run(**read_columns(row, runs.c), **run_policy)
-    names = {"run_name": run.name, "policy_name": row["policy_name"], "policy_version": row["policy_version"]}
-    decision = Decision(**read_columns(row, _COLUMNS), **names)
+    decision, run = Decision(**read_columns(row, _COLUMNS)), Run(**read_columns(row, runs.c))
     return LockedDecision(decision, run, Project(**read_columns(row, projects.c)))
 
 
@@ -107,7 +101,7 @@ def list_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> list[Decisio
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
     """The decision to end the current attempt of each of these runs that has one."""
     of_attempt = (decisions.c.attempt == runs.c.attempt, sa.text(ENDS_ATTEMPT))
-    query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), *of_attempt)
+    query = SELECT.join(runs, runs.c.id == decisions.c.run_id).where(decisions.c.run_id.in_(list(run_ids)), *of_attempt)
     return {decision.run_id: decision for decision in find_all(tx, Decision, query)}
 
 
@@ -149,7 +143,7 @@ def list_decisions(
     `since`, `until`: created at or after, and before.
     """
     table = decisions.c
-    exact = {table.state: state, table.run_id: run_id, policies.c.name: policy}
+    exact = {table.state: state, table.run_id: run_id, table.policy_name: policy}
     created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
     query = SELECT.where(table.project_id == project_id, *created)
     return find_page(tx, Decision, query, table.id, before, limit)
@@ -179,11 +173,7 @@ def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID
 
 _COLUMNS = columns_of(decisions, Decision)
 
-SELECT = (
-    sa.select(*_COLUMNS, runs.c.name.label("run_name"), *POLICY_COLUMNS)
-    .join(runs, runs.c.id == decisions.c.run_id)
-    .join(policies, policies.c.id == decisions.c.policy_id)
-)
+SELECT = sa.select(*_COLUMNS)
 """Selects the fields of `Decision`."""
 
 # The state is inlined, not bound: only then does SQLite use the partial index.
@@ -199,11 +189,9 @@ _FIND_OF_ATTEMPT = SELECT.where(
     sa.text(ENDS_ATTEMPT),
 )
 
-_RUN_POLICIES = policies.alias()
-
 _LOCK_WITH_RUN = (
-    SELECT.add_columns(*runs.c, *projects.c, _RUN_POLICIES.c.name, _RUN_POLICIES.c.version)
-    .join(_RUN_POLICIES, _RUN_POLICIES.c.id == runs.c.policy_id)
+    SELECT.add_columns(*runs.c, *projects.c)
+    .join(runs, runs.c.id == decisions.c.run_id)
     .join(projects, projects.c.id == decisions.c.project_id)
     .where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
     .with_for_update(key_share=True, of=(runs, decisions))  # PostgreSQL locks them in this order

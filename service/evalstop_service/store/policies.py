@@ -37,8 +37,7 @@ def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | Non
 
 def has_runs(tx: Transaction, project_id: UUID, name: str) -> bool:
     """Whether any version of a project's policy has runs."""
-    versions = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == name)
-    query = sa.select(sa.exists().where(runs.c.project_id == project_id, runs.c.policy_id.in_(versions)))
+    query = sa.select(sa.exists().where(runs.c.project_id == project_id, runs.c.policy_name == name))
     return bool(tx.execute(query).scalar_one())
 
 

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.project_settings import ProjectSettings
 from evalstop_service.domain.statuses import Treatment
-from evalstop_service.store.cases import IS_FLAGGED, CaseCount, CaseFilter, filter_cases, key_column
+from evalstop_service.store.cases import IS_FLAGGED, CaseCount, CaseFilter, filter_cases, key_columns
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given, save_row
-from evalstop_service.store.tables import cases, policies, rollout_stages, runs
+from evalstop_service.store.tables import cases, rollout_stages, runs
 from evalstop_service.store.tables.projects import RolloutStage as RolloutStage
 
 
@@ -49,8 +49,7 @@ def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
 
 def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
     """The most recently opened run with any version of a policy."""
-    query = sa.select(runs.c.id).join(policies, policies.c.id == runs.c.policy_id)
-    query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.policy_name == policy_name)
     run_id: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
     return run_id
 
@@ -68,7 +67,7 @@ def count_towards_stage(
         cases.c.gpu_hours.is_(None) | (cases.c.gpu_hours >= needed.case_gpu_hours),
     )
     place = sa.func.row_number().over(
-        partition_by=[cases.c.policy_id, cases.c.key_id, key_column(tx, "day"), is_long],
+        partition_by=[*key_columns(tx, "policy"), cases.c.key_id, *key_columns(tx, "day"), is_long],
         order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
     )
     counts = (is_long & (place <= needed.cases_per_key_and_day)).label("counts")

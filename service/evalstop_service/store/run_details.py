@@ -20,7 +20,7 @@ from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, read_columns, save_row
-from evalstop_service.store.runs import POLICY_COLUMNS, Run
+from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import (
     LIVE,
     attempts,
@@ -28,7 +28,6 @@ from evalstop_service.store.tables import (
     eval_requests,
     mlflow_runs,
     observations,
-    policies,
     run_descriptions,
     run_health,
     runs,
@@ -62,7 +61,7 @@ def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDeta
         return None
     health, description = read_columns(row, run_health.c), read_columns(row, _DESCRIPTION)
     return RunDetails(
-        Run(**read_columns(row, _RUN)),
+        Run(**read_columns(row, runs.c)),
         row["resumed_from_step"],
         RunHealth(**health) if health["run_id"] else None,
         RunDescription(**description) if row["tags"] is not None else NOTHING_SAID,
@@ -70,12 +69,10 @@ def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDeta
     )
 
 
-_RUN = (*runs.c, *POLICY_COLUMNS)
 _DESCRIPTION = columns_of(run_descriptions, RunDescription)
 _FIND = (
-    sa.select(*_RUN, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params)
+    sa.select(*runs.c, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params)
     .select_from(runs)
-    .join(policies, policies.c.id == runs.c.policy_id)
     .join(attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt))
     .outerjoin(run_health, run_health.c.run_id == runs.c.id)
     .outerjoin(run_descriptions, run_descriptions.c.run_id == runs.c.id)

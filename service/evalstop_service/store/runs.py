@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import sqlalchemy as sa
+from msgspec import structs
 
 from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, Exploit, GuardKind
 from evalstop_service.domain.labels import JobPart, find_job_part, read_gpus
@@ -16,7 +17,7 @@ from evalstop_service.domain.run import BestCheckpoint, Call, ChangePoint, First
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
-from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, running_runs, runs
+from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, running_runs, runs
 from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
 from evalstop_service.store.tables.runs import Run as Run
 from evalstop_service.store.tables.runs import RunningRun
@@ -53,7 +54,7 @@ class Attempt:
 
 def add_run(tx: Transaction, run: Run) -> bool:
     """Store a new run and its first attempt; False if the project has a run of that name."""
-    if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
+    if not insert_if_new(tx, runs, structs.asdict(run), ["project_id", "name"]):
         return False
     tx.execute(attempts.insert(), {"run_id": run.id, "attempt": run.attempt, "started_at": run.created_at})
     _save_copy(tx, run)
@@ -62,7 +63,7 @@ def add_run(tx: Transaction, run: Run) -> bool:
 
 def save_run(tx: Transaction, run: Run) -> None:
     """Store a run that was locked in this transaction."""
-    tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
+    tx.execute(runs.update().where(runs.c.id == run.id).values(structs.asdict(run)))
     _save_copy(tx, run)
 
 
@@ -127,10 +128,8 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     """The project's run with this id, locked until the transaction ends; raises NotFound."""
-    query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update(of=runs)
-    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
-    # the second time the join has it, with the new policy.
-    return require(find_one(tx, Run, query) or find_one(tx, Run, query), f"run {run_id} in this project")
+    query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update()
+    return require(find_one(tx, Run, query), f"run {run_id} in this project")
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -182,10 +181,7 @@ def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
-POLICY_COLUMNS = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
-"""Columns read with a run that are not in its row."""
-
-_SELECT = sa.select(*runs.c, *POLICY_COLUMNS).join(policies, policies.c.id == runs.c.policy_id)
+_SELECT = sa.select(runs)
 
 _SELECT_WITH_COUNTS = _SELECT.add_columns(
     sa.exists()
@@ -210,10 +206,6 @@ def _copy_of(run: Run) -> RunningRun | None:
         return None
     may_have_turned = run.verdict.verdict is not Call.CONTINUE
     return RunningRun(run.id, run.project_id, may_have_turned, read_gpus(run.labels), run.job_key)
-
-
-def _columns_of(run: Run) -> dict[str, Any]:
-    return {column.name: getattr(run, column.name) for column in runs.c}
 
 
 TO_BE_STOPPED = STOPPING | {DecisionState.PENDING}

@@ -52,7 +52,8 @@ def insert_decision(project: ProjectFixture, run: Run, state: str, due_at: datet
 def insert_decision_in(tx: Transaction, run: Run, state: str, due_at: datetime) -> None:
     row = {"run_id": run.id, "id": new_id(), "project_id": run.project_id, "attempt": run.attempt, "state": state}
     row |= {"step": 4, "verdict": run.verdict, "policy_id": run.policy_id, "due_at": due_at, "created_at": due_at}
-    row |= {"observed_probability": 0.1}
+    row |= {"observed_probability": 0.1, "run_name": run.name}
+    row |= {"policy_name": run.policy_name, "policy_version": run.policy_version}
     tx.execute(tables.decisions.insert().values(row))
 
 

@@ -51,7 +51,12 @@ def test_message_waiting_for_a_policy_change_uses_it(postgres_database: Database
         tx.execute(
             tables.runs.update()
             .where(tables.runs.c.id == run.id)
-            .values(policy_id=policy_id, version=next_version, rewritten_version=next_version)
+            .values(
+                policy_id=policy_id,
+                policy_name="watch-all-roles",
+                version=next_version,
+                rewritten_version=next_version,
+            )
         )
     thread.join()
     assert [receipt.run.policy_name for receipt in receipts] == ["watch-all-roles"]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import Stage
-from evalstop_service.store import decisions, policies, projects, rollout_stages, runs
+from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import decisions as decision_rows
@@ -45,22 +45,19 @@ def read_after(change: Callable[[Transaction], object], lock: Callable[[Transact
         return locked.result()
 
 
-def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
-    """A run whose policy changes while others wait to lock it, by its id or its decision's, is found with the new
-    one."""
+def test_locked_run_has_its_new_columns(project: ProjectFixture) -> None:
+    """A run that changes while others wait to lock it, by its id or its decision's, is found as it is then."""
     run, decision = project.open_declining_run()
 
-    def change_policy(tx: Transaction) -> None:
-        policy = policies.add_policy(tx, projects.get_project(tx, project.id), "other", {"name": "other"}, NOW)
-        tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(policy_id=policy.id))
+    def change_job(job: str) -> Callable[[Transaction], object]:
+        return lambda tx: tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(job=job))
 
-    def change_back(tx: Transaction) -> None:
-        tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(policy_id=run.policy_id))
-
-    locked = read_after(change_policy, lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
-    assert locked.policy_name == "other"
-    found = read_after(change_back, lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database)
-    assert (found.run.id, found.run.policy_name) == (run.id, run.policy_name)
+    locked = read_after(change_job("a"), lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
+    assert locked.job == "a"
+    found = read_after(
+        change_job("b"), lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database
+    )
+    assert (found.run.id, found.run.job) == (run.id, "b")
 
 
 def test_locked_run_has_its_new_version(project: ProjectFixture) -> None:

@@ -116,7 +116,7 @@ decisions = make_table(
     partial_index("uq_decisions_run_id_attempt", "run_id", "attempt", unique=True, where=ENDS_ATTEMPT),
     partial_index("uq_decisions_open_exploit", "run_id", unique=True, where=IS_OPEN_EXPLOIT),
     key="run_id id",
-    without="run_name policy_name policy_version late_reports was_postponed",
+    without="late_reports was_postponed",
     refers="run_id project_id policy_id",
     defaults={"action": "stop", "state_reason": "", "guard_kinds": "[]", "escalations": "0"},
 )
@@ -175,8 +175,10 @@ class Case:
 
     run_id: Annotated[UUID, doc("the run of the attempt")]
     attempt: Annotated[int, doc("the attempt of the run")]
+    run_name: str
     project_id: UUID
-    policy_id: UUID
+    policy_name: str
+    policy_version: int
     job_kind: Annotated[str | None, doc("the label job_kind of the run; null: none")]
     gpus: Annotated[float | None, doc("the label gpus of the run; null: none")]
     run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
@@ -215,6 +217,8 @@ class Case:
         return {} if name is None or self.gpu_hours_saved is None else {name: self.gpu_hours_saved}
 
 
+_BY_POLICY = ("project_id", "policy_name", "policy_version")
+
 # Derived from the tables above; all estimates are computed from these rows.
 cases = make_table(
     "cases",
@@ -223,14 +227,14 @@ cases = make_table(
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
     sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
     # Two partial indexes: the few flagged cases, and all others in an index small enough to be read whole.
-    partial_index("ix_cases_flagged", "project_id", "policy_id", "ended_at", where="decision_id IS NOT NULL"),
-    partial_index("ix_cases_passed", "project_id", "policy_id", "outcome", where="decision_id IS NULL"),
+    partial_index("ix_cases_flagged", *_BY_POLICY, "ended_at", where="decision_id IS NOT NULL"),
+    partial_index("ix_cases_passed", *_BY_POLICY, "outcome", where="decision_id IS NULL"),
     key="run_id attempt",
     without="calls",
 )
 
 COUNTED_BY = (
-    *("run_id", "attempt", "project_id", "policy_id", "job_kind"),
+    *("run_id", "attempt", *_BY_POLICY, "job_kind"),
     *("treatment", "observed_probability", "run_outcome", "ended_at"),
 )
 """The columns of a case that the rows of its calls repeat."""
@@ -244,7 +248,7 @@ case_calls = make_table(
     # In the order in which they are grouped, and with all that is read: no row is looked up, nothing is sorted.
     sa.Index(
         "ix_case_calls_counted",
-        *("project_id", "policy_id", "detector", "treatment", "observed_probability", "run_outcome", "outcome"),
+        *(*_BY_POLICY, "detector", "treatment", "observed_probability", "run_outcome", "outcome"),
         *("delay_steps", "gpu_hours_after", "ended_at", "job_kind"),
     ),
     key="run_id attempt detector",

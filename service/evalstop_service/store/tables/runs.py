@@ -30,7 +30,7 @@ from evalstop_service.store.tables.columns import Real, UtcTime, make_table, met
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A row of runs, with the name of its policy.
+    """A row of runs, which repeats the name and version of its policy: neither ever changes.
 
     `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
     gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
@@ -119,7 +119,6 @@ runs = make_table(
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
     sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
     partial_index("ix_runs_project_id_ended_at", "project_id", "ended_at", where="pruned_at IS NULL"),
-    without="policy_name policy_version",
     refers="project_id policy_id",
     defaults={"rewritten_version": "0", "calls": "{}", "eval_changes": "[]"},
 )

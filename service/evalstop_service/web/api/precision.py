@@ -128,7 +128,8 @@ def list_cases(
         )
         for case in listed_cases
     ]
-    return Page[ListedCaseOut](items=items, next_cursor=listed_cases[-1].cursor if len(listed_cases) == limit else None)
+    following = cases.write_cursor(listed_cases[-1]) if len(listed_cases) == limit else None
+    return Page[ListedCaseOut](items=items, next_cursor=following)
 
 
 def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]) -> GroupOut:

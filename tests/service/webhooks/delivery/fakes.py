@@ -192,10 +192,15 @@ class SeededProject:
         key: UUID = row["id"]
         return key
 
+    @property
+    def policy_columns(self) -> dict[str, Any]:
+        """The policy in the rows of runs and decisions."""
+        return {"policy_id": self.policy_id, "policy_name": "paper", "policy_version": 1}
+
     def build_run_row(self, key: UUID | None = None) -> dict[str, Any]:
         """Build the columns of a run of the project."""
         key = key or new_id()
-        named = {"id": key, "name": str(key), "project_id": self.id, "policy_id": self.policy_id}
+        named = {"id": key, "name": str(key), "project_id": self.id} | self.policy_columns
         state = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": VERDICT}
         return named | state | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
 
@@ -212,13 +217,13 @@ class SeededProject:
             "step": 5,
             "verdict": VERDICT,
             "best_checkpoint": None,
-            "policy_id": self.policy_id,
+            "run_name": "ppo",
             "due_at": now,
             "created_at": now,
             "observed_probability": 1.0,
-        }
+        } | self.policy_columns
         tx.execute(sa.insert(decisions).values(row))
-        return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
+        return Decision(**row)
 
     def list_deliveries(self, tx: Transaction, **filters: Any) -> list[Delivery]:
         """List all deliveries of the project, newest first."""

@@ -217,7 +217,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
             for count in cases.count_cases(tx, visitor.project.id, case_filter):
                 disagreed[count.run_outcome] += count.cases
     parameters = figures.filter_to_query(case_filter)
-    after = {"cursor": listed[PAGE - 1].cursor} if len(listed) > PAGE else None
+    after = {"cursor": cases.write_cursor(listed[PAGE - 1])} if len(listed) > PAGE else None
     return render_page(
         "cases.html",
         visitor=visitor,
