@@ -172,8 +172,8 @@ class FakeService:
                 run.status, run.last = body["status"], ("finish", body)
                 return Answer(200, self._run_json(run))
             case ["decisions", decision_id, "report"]:
-                if body.get("state") not in ("acknowledged", "confirmed", "parked", "failed") or not body.get("actor"):
-                    raise Problem(422, "state and actor are needed")
+                if body.get("state") not in ("acknowledged", "confirmed", "parked", "failed") or "actor" in body:
+                    raise Problem(422, "state is needed")
                 if ("expected_seconds" in body) != (body["state"] == "acknowledged"):
                     raise Problem(422, "expected_seconds goes with acknowledged", ("/expected_seconds",))
                 (self.acknowledgements if body["state"] == "acknowledged" else self.reports).append((decision_id, body))

@@ -37,7 +37,7 @@ RECONNECT_SECONDS = 1.0
 """How long `serve` stays stopped after an outage: the worker is back before it can extend windows."""
 
 CLOCK_BEHIND_SECONDS = {"late clock": 900, "early clock": -900}
-VETO = {"actor": "dana", "reason": "it only dips"}
+VETO = {"reason": "it only dips"}
 
 
 @dataclass(frozen=True)

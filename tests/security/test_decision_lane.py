@@ -14,7 +14,7 @@ from tests.security.served_project import create_pending_decision, serve_project
 from tests.service.concurrency import count_waiting, wait_until
 from tests.service.web.api.api_calls import expect_json
 
-WHO = {"actor": "dana", "reason": "a known dip"}
+WHO = {"reason": "a known dip"}
 
 
 @contextmanager

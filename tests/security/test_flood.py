@@ -99,8 +99,8 @@ def test_vetoes_and_pauses_are_answered_beside_a_flood(tmp_path: Path, migrated_
         decisions = [create_pending_decision(admin) for _ in range(TIMES)]
         with flooding([open_client(key) for key in keys[1:]], route) as statuses:
             for decision in decisions:
-                expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "dip"}), 200)
-                expect_json(admin.post("/project/pause", json={"actor": "dana", "reason": "dip"}), 200)
+                expect_json(admin.post(f"/decisions/{decision}/veto", json={"reason": "dip"}), 200)
+                expect_json(admin.post("/project/pause", json={"reason": "dip"}), 200)
                 expect_json(admin.post("/project/resume", json={}), 200)
     assert statuses[200] + statuses[201] > 0
     assert all(status < 500 for status in statuses), statuses

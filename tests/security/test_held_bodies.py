@@ -51,13 +51,13 @@ def count_unread_bytes(url: str) -> int:
 def assert_decisions_are_accepted(url: str, admin: httpx.Client, decision: str) -> None:
     """A pause, a sign-in and a veto succeed once the server has read what it accepts of the bodies."""
     wait_until(lambda: count_unread_bytes(url) == 0, "the server has read what it accepts", 60)
-    expect_json(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
-    expect_json(admin.post("/project/resume", json={"actor": "dana"}), 200)
+    expect_json(admin.post("/project/pause", json={"reason": "look"}), 200)
+    expect_json(admin.post("/project/resume", json={}), 200)
     signing_in = httpx.post(
         f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=get_ssl_context(), timeout=60
     )
     assert signing_in.status_code != 503
-    expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+    expect_json(admin.post(f"/decisions/{decision}/veto", json={"reason": "broken eval"}), 200)
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/api/v1/runs", "/login", "/mlflow/api/2.0/mlflow/runs/create"])

@@ -57,9 +57,9 @@ def test_key_bound_to_an_endpoint_reports_its_stops_only(project: ServedProject,
     settle = {"delivery_id": event["delivery_id"], "attempt": 1, "status": 200}
     expect_problem(receiver.post(f"/pull/endpoints/{other_endpoint}/settle", json=settle), 403)
     expect_json(receiver.post(f"/pull/endpoints/{own_endpoint}/settle", json=settle), 200)
-    report = {"state": "confirmed", "actor": "r", "reason": "gone"}
+    report = {"state": "confirmed", "reason": "gone"}
     expect_problem(other_receiver.post(f"/decisions/{decision}/report", json=report), 403)
-    expect_problem(receiver.post(f"/decisions/{decision}/veto", json={"actor": "r", "reason": "x"}), 403)
+    expect_problem(receiver.post(f"/decisions/{decision}/veto", json={"reason": "x"}), 403)
     run = expect_json(admin.get(f"/decisions/{decision}"), 200)["run_id"]
     expect_json(receiver.get(f"/runs/{run}/checkpoints"), 200)
     expect_problem(other_receiver.get(f"/runs/{run}/checkpoints"), 403)

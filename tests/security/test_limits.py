@@ -41,8 +41,8 @@ def test_requests_of_one_key_leave_places_for_others(project: ServedProject) -> 
         refused = expect_problem(busy.get("/runs"), 429)
         assert "the most for one key" in refused["detail"]
         expect_json(other.get("/runs"), 200)
-        expect_json(busy.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
-        expect_json(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+        expect_json(busy.post("/project/pause", json={"reason": "look"}), 200)
+        expect_json(other.post(f"/decisions/{decision}/veto", json={"reason": "broken eval"}), 200)
     expect_json(busy.get("/runs"), 200)
     assert project.count_refused("requests") >= 1
 

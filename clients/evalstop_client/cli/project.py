@@ -79,7 +79,7 @@ def pause_project(options: argparse.Namespace) -> int:
 
 def resume_project(options: argparse.Namespace) -> int:
     """Resume stops in a paused project."""
-    project = connect(options).connection.post("/project/resume", {})
+    project = connect(options).connection.post("/project/resume")
     return show_result(options, project, f"project {project['name']} is resumed")
 
 

@@ -153,7 +153,6 @@ class ProcessJobControl(JobControl):
     `grace_seconds`: from SIGTERM to SIGKILL when the job is restarted to copy another run.
     """
 
-    name = "evalstop-receiver process"
     part = "process"
 
     def __init__(

@@ -103,8 +103,6 @@ class CommandJobControl(JobControl):
     are refused. A harmless text may still mean all jobs to a command, as 0 does to LSF's bkill.
     """
 
-    name = "evalstop-receiver command"
-
     def __init__(
         self,
         commands: Mapping[str, Template],

@@ -1,7 +1,6 @@
 """Commands of people and receivers on decisions, and how a run ends.
 
-Commands of people are also in the audit log, under the authenticated identity (`proved`), not the name that they give
-(`actor`). Commands are idempotent. Each locks the run before its decision.
+Commands of people are also in the audit log. Commands are idempotent. Each locks the run before its decision.
 """
 
 from __future__ import annotations
@@ -68,24 +67,16 @@ class Label:
 
 
 def apply_command(
-    database: Database,
-    project_id: UUID,
-    decision_id: UUID,
-    command: Vetoed | Released | Undone,
-    proved: str | None = None,
+    database: Database, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone
 ) -> Decision:
     """Veto, release or undo a stop; raises Conflict if it was already requested, its project is paused, or it was never
     requested. The guards of a release are evaluated here."""
     with database.transaction() as tx:
-        return carry_out_command(tx, project_id, decision_id, command, proved)
+        return carry_out_command(tx, project_id, decision_id, command)
 
 
 def carry_out_command(
-    tx: Transaction,
-    project_id: UUID,
-    decision_id: UUID,
-    command: Vetoed | Postponed | Released | Undone,
-    proved: str | None = None,
+    tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Postponed | Released | Undone
 ) -> Decision:
     """Like `apply_command`, within a transaction."""
     decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
@@ -99,13 +90,11 @@ def carry_out_command(
         unpark_run(tx, run, moved, command.at)
         subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
         action = ACTIONS[type(command)]
-        audit.record_action(tx, project_id, command.actor, action, subject, details, command.at, proved)
+        audit.record_action(tx, project_id, command.actor, action, subject, details, command.at)
     return moved
 
 
-def order_run_stop(
-    tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
-) -> Decision:
+def order_run_stop(tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered) -> Decision:
     """Stop a run at once on a person's order; raises Conflict when it has ended, or its stop is in progress.
 
     1. If the run continues although its stop was carried out, undone or moot, begin a new attempt: receivers ignore a
@@ -123,20 +112,18 @@ def order_run_stop(
     decision = transitions.order_stop(tx, run, command)
     runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
     subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
-    audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
+    audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at)
     return decision
 
 
-def record_report(
-    database: Database, project_id: UUID, decision_id: UUID, report: Reported, proved: str | None = None
-) -> Decision:
+def record_report(database: Database, project_id: UUID, decision_id: UUID, report: Reported) -> Decision:
     """Record a receiver's report; raises Conflict if the decision's state does not allow it.
 
     1. A confirmation ends the run, if it is still in the attempt that was to be stopped. A run whose job is parked
        becomes parked, even if its trainer reported a failure at its end.
     2. Move the decision; its event contains the change point of the ended run.
     3. Record the case of the attempt, now that run and decision are final.
-    4. Write the audit log: the receiver gives its own name, its key is the proved identity.
+    4. Write the audit log.
     """
     with database.transaction() as tx:
         decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
@@ -159,7 +146,7 @@ def record_report(
             cases.record_case(tx, run, report.at)
         if moved.state != decision.state:
             subject, details = f"decision {decision.id}", {"run": run.name, "state": report.state}
-            audit.record_action(tx, project_id, report.actor, "decision.reported", subject, details, report.at, proved)
+            audit.record_action(tx, project_id, report.actor, "decision.reported", subject, details, report.at)
         return moved
 
 
@@ -206,26 +193,24 @@ def offer_exploit(database: Database, clock: Clock, run: Run) -> Exploit | None:
     return decision.exploit if is_told else None
 
 
-def label_decision(
-    database: Database, project_id: UUID, decision_id: UUID, label: Label, proved: str | None = None
-) -> Decision:
+def label_decision(database: Database, project_id: UUID, decision_id: UUID, label: Label) -> Decision:
     """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
     with database.transaction() as tx:
         decision, run, _ = decisions.lock_with_run(tx, project_id, decision_id)
         details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
-        audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at, proved)
+        audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at)
         return decision
 
 
-def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, proved: str | None = None) -> Run:
+def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label) -> Run:
     """Record whether it was right to let a run continue, or to stop it if its present attempt has a decision."""
     with database.transaction() as tx:
         run = runs.lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         decision = None if decision is not None and decision.group is not None else decision
         details = _record_label(tx, run, run.attempt, decision, label)
-        audit.record_action(tx, project_id, label.actor, "run.labeled", f"run {run.name}", details, label.at, proved)
+        audit.record_action(tx, project_id, label.actor, "run.labeled", f"run {run.name}", details, label.at)
         return run
 
 

@@ -108,13 +108,11 @@ def act(
             return None
         if choice not in link.choices:
             raise Conflict("this message no longer offers that: open its link again to see what became of the stop")
-        actor = name or link.actor
-        reason = f"by {link.actor}"
-        if choice is Choice.VETO:
-            command: Vetoed | Postponed = Vetoed(now, actor, reason)
-        else:
-            command = Postponed(now, actor, reason, link.choices[choice])
-        commands.carry_out_command(tx, link.project.id, link.decision.id, command, link.actor)
+        reason = f"by {name}" if name else ""
+        command: Vetoed | Postponed = Vetoed(now, link.actor, reason)
+        if choice is not Choice.VETO:
+            command = Postponed(now, link.actor, reason, link.choices[choice])
+        commands.carry_out_command(tx, link.project.id, link.decision.id, command)
         return link
 
 

@@ -19,19 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def pause_project(
-    database: Database,
-    project_id: UUID,
-    actor: str,
-    reason: str,
-    now: datetime,
-    *,
-    until: datetime | None = None,
-    proved: str | None = None,
+    database: Database, project_id: UUID, actor: str, reason: str, now: datetime, until: datetime | None = None
 ) -> Project:
     """Pause a project; returns when all its pending stops are on hold.
 
     `until`: when it resumes by itself; None: when a person resumes it. Of two pauses the one that ends later holds.
-    `actor` is the name that the caller gives, `proved` the authenticated identity, where they differ.
 
     1. Set the pause under the lock that every decision takes: a stop is either stored before it, or sees the pause.
     2. Put the pending stops on hold, each in its own transaction, so that many runs are never locked at once. If that
@@ -47,7 +39,7 @@ def pause_project(
             projects.update_project(tx, project)
             subject, details = f"project {project.name}", {"reason": reason}
             details |= {"until": rfc3339(until)} if until is not None else {}
-            audit.record_action(tx, project.id, actor, "project.paused", subject, details, now, proved)
+            audit.record_action(tx, project.id, actor, "project.paused", subject, details, now)
     held_count = holds.hold_unsent_stops(database, project_id, guards.find_pause(project), now)
     log.warning("project %s is paused by %s; %d stops are on hold", project.name, project.paused_by, held_count)
     return project
@@ -61,13 +53,7 @@ def _lasts_longer(project: Project, until: datetime | None) -> bool:
 
 
 def resume_project(
-    database: Database,
-    project_id: UUID,
-    actor: str,
-    now: datetime,
-    *,
-    only_if_over: bool = False,
-    proved: str | None = None,
+    database: Database, project_id: UUID, actor: str, now: datetime, *, only_if_over: bool = False
 ) -> Project:
     """Allow stops in a project again; the guards of stops on hold are checked again within a minute.
 
@@ -79,7 +65,7 @@ def resume_project(
         if project.paused_at is not None and (is_over or not only_if_over):
             project = replace(project, paused_at=None, paused_by=None, paused_reason=None, paused_until=None)
             projects.update_project(tx, project)
-            audit.record_action(tx, project.id, actor, "project.resumed", f"project {project.name}", None, now, proved)
+            audit.record_action(tx, project.id, actor, "project.resumed", f"project {project.name}", None, now)
             log.warning("project %s is resumed by %s", project.name, actor)
     return project
 

@@ -37,7 +37,7 @@ def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrde
     """Stop a run on a person's order, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         if not projects.get_project(tx, author.project_id).second_person:
-            commands.order_run_stop(tx, author.project_id, run_id, command, author.actor)
+            commands.order_run_stop(tx, author.project_id, run_id, command)
             return None
         run = runs.load_run(tx, author.project_id, run_id)
         return _add_proposal(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
@@ -47,7 +47,7 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
     """Release a stop on hold, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         if not projects.get_project(tx, author.project_id).second_person:
-            commands.carry_out_command(tx, author.project_id, decision_id, command, author.actor)
+            commands.carry_out_command(tx, author.project_id, decision_id, command)
             return None
         decision = decisions.load_decision(tx, author.project_id, decision_id)
         summary = f"Release the stop of {decision.run_name}"

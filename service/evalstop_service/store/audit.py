@@ -57,20 +57,15 @@ def record_action(
     subject: str,
     details: dict[str, Any] | None,
     now: datetime,
-    proved: str | None = None,
 ) -> None:
-    """Record an action of `actor`, who is authenticated. No argument may hold a secret.
-
-    `proved`: the authenticated identity, where `actor` is only claimed; the claim is then kept as the detail `said_by`.
-    """
-    claim = {} if proved in (None, actor) else {"said_by": actor}
+    """Record an action of `actor`, who is authenticated. No argument may hold a secret."""
     row = {
         "project_id": project_id,
         "id": new_id(),
-        "actor": proved or actor,
+        "actor": actor,
         "action": action,
         "subject": subject,
-        "details": claim | (details or {}),
+        "details": details or {},
         "at": now,
     }
     tx.execute(_ADD_ENTRY, row)

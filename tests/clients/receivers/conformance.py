@@ -97,7 +97,7 @@ class DroppedReports(ReportClient):
     """Reports that go nowhere."""
 
     def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:9", None, "test")
+        super().__init__("http://127.0.0.1:9", None)
 
     def send(self, request: StopRequest, report: Report) -> Accepted:
         return Accepted({})

@@ -26,7 +26,6 @@ class FakeScheduler(JobControl):
     refusal: str | None = None
     error: Exception | None = None
     gone: bool = False
-    name: str = "fake scheduler"
     part: str | None = None
     calls: list[str] = field(default_factory=list)
     requests: list[StopRequest] = field(default_factory=list)

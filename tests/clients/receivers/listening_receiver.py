@@ -43,19 +43,17 @@ class ListeningReceiver:
         return self.http_server.url
 
     def make_next_receiver(self) -> Receiver:
-        """Shut this receiver down; returns one on the same journal, which reports as `next`."""
+        """Shut this receiver down; returns one on the same journal."""
         assert self.receiver.shut_down(20)
         self.journal.close()
         assert self.journal.folder is not None
         self.journal = Journal(self.journal.folder)
-        return make_receiver(self.scheduler, self.journal, self.server, self.secrets, "next")
+        return make_receiver(self.scheduler, self.journal, self.server, self.secrets)
 
 
-def make_receiver(
-    scheduler: FakeScheduler, journal: Journal, server: FakeServer, secrets: list[str], name: str | None = None
-) -> Receiver:
-    """A receiver that reports to `server` as `name`, by default the scheduler's name."""
-    reports = ReportClient(server.url, KEY, name or scheduler.name)
+def make_receiver(scheduler: FakeScheduler, journal: Journal, server: FakeServer, secrets: list[str]) -> Receiver:
+    """A receiver that reports to `server`."""
+    reports = ReportClient(server.url, KEY)
     return Receiver(ReceiverContext(scheduler, journal, reports, SHORT_TIMEOUTS), lambda: secrets)
 
 

@@ -154,7 +154,7 @@ def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer,
     share = len(deliveries) // STARTS
     for start in range(STARTS):
         journal = Journal(tmp_path)
-        context = ReceiverContext(cluster, journal, ReportClient(server.url, KEY, "fake"), BOUNDS)
+        context = ReceiverContext(cluster, journal, ReportClient(server.url, KEY), BOUNDS)
         receiver = Receiver(context, lambda: [SECRET])
         receiver.start()
         is_last = start == STARTS - 1

@@ -31,7 +31,7 @@ def test_stop_is_accepted_then_reported(listener: ListeningReceiver, service: Fa
     listener.scheduler.may_answer.set()
     ((decision_id, report),) = wait_until(lambda: service.reports)
     assert decision_id == "decision-1"
-    assert (report["state"], report["actor"]) == ("confirmed", "fake scheduler")
+    assert report["state"] == "confirmed"
     assert report["reason"] == "the job ended after it was cancelled"
     assert report["details"].items() >= {"job": "7", "user": "ann", "state": "ENDED", "exit_status": -15}.items()
     assert listener.scheduler.calls == ["cancel"]
@@ -43,7 +43,7 @@ def test_stop_is_acknowledged_once_the_job_is_found(listener: ListeningReceiver,
     """Once the job is found the service is told how many seconds the job has to save."""
     post_event(listener.url, make_stop_event({"a": "b"}))
     ((decision_id, report),) = wait_until(lambda: service.acknowledgements)
-    assert (decision_id, report["actor"]) == ("decision-1", "fake scheduler")
+    assert decision_id == "decision-1"
     assert report["details"].items() >= {"job": "7", "user": "ann"}.items()
     assert report["expected_seconds"] == listener.receiver.context.timeouts.checkpoint_seconds
 
@@ -191,7 +191,7 @@ def test_decision_is_obeyed_once_across_a_restart(listener: ListeningReceiver, s
     listener.scheduler.gone = True
     restarted.start()
     ((_, report),) = wait_until(lambda: service.reports)
-    assert (report["state"], report["actor"]) == ("confirmed", "next")
+    assert report["state"] == "confirmed"
     assert restarted.wait_idle(20)
     assert listener.scheduler.calls == ["cancel"]
     assert len(listener.scheduler.requests) == 1

@@ -57,7 +57,7 @@ def test_stop_is_carried_out_by_the_commands(receiver: ReceiverProgram, service:
     url = receiver.start()
     assert post_event(url, make_stop_event({"job_id": "7"})).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
-    assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver command")
+    assert report["state"] == "confirmed"
     assert report["details"].items() >= {"job": "7", "said": "ended", "checkpoint": "not seen in time"}.items()
     assert list_scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
     assert httpx.get(url + "livez", timeout=60).json() == {"status": "ok"}
@@ -167,11 +167,11 @@ def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, cap
         ("http://127.0.0.1:1", KEY, "Connection refused"),
     ):
         caplog.clear()
-        ReportClient(url, key, "test").check_key()
+        ReportClient(url, key).check_key()
         assert expected in caplog.text
     service.scopes = ["report"]
     caplog.clear()
-    ReportClient(server.url, KEY, "test").check_key()
+    ReportClient(server.url, KEY).check_key()
     assert caplog.text == ""
 
 

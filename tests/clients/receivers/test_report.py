@@ -27,7 +27,7 @@ def test_report_is_accepted_whatever_a_scheduler_prints(
     value: Any, reported: Any, server: FakeServer, service: FakeService
 ) -> None:
     """Details and reason hold only what the service accepts: a refused report would leave the stop unconfirmed."""
-    client = ReportClient(server.url, KEY, "test")
+    client = ReportClient(server.url, KEY)
     client.send(make_stop_request({}), Report("confirmed", "502 Bad Gateway\r\n", {"said": value}))
     ((_, report),) = service.reports
     accepted = ReportIn.model_validate(load(json.dumps(report).encode()))

@@ -65,7 +65,7 @@ def test_link_vetoes_its_stop_once(veto_project: ProjectFixture, chat: Endpoint)
     assert veto_project.load_decision(run).state == DecisionState.VETOED
     change = veto_project.load_rows(tables.decision_changes, run)[-1]
     channel = f"a link sent to chat.example (endpoint {chat.id})"
-    assert (change["actor"], change["reason"]) == ("Kim", f"by {channel}")
+    assert (change["actor"], change["reason"]) == (channel, "by Kim")
     with veto_project.database.reading() as tx:
         query = sa.select(tables.audit_log).where(tables.audit_log.c.action == "decision.vetoed")
         (entry,) = tx.execute(query.where(tables.audit_log.c.project_id == veto_project.id)).mappings()

@@ -51,8 +51,6 @@ class KubernetesJobControl(JobControl):
     `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
     """
 
-    name = "evalstop-receiver kubernetes"
-
     def __init__(
         self,
         api: Api,

@@ -46,7 +46,6 @@ FOR_RESOURCES = frozenset({"", "Priority", "Resources"})
 class SlurmJobControl(JobControl):
     """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any."""
 
-    name = "evalstop-receiver slurm"
     part = "step"
 
     def __init__(

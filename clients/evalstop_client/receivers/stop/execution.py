@@ -45,8 +45,7 @@ REPORTING_SCOPES = {"report", "operate", "admin"}
 class ReportClient:
     """Sends reports to `POST /decisions/{id}/report`; each call is one try. All stops share it."""
 
-    def __init__(self, url: str, key: str | None, actor: str) -> None:
-        self._actor = actor
+    def __init__(self, url: str, key: str | None) -> None:
         self._service = Service(url, key)
 
     def check_key(self) -> None:
@@ -89,7 +88,6 @@ class ReportClient:
     def _body(self, report: Report) -> dict[str, Any]:
         return {
             "state": report.state,
-            "actor": self._actor,
             "reason": _clean(report.reason[:2000]),
             "details": _clean(dict(report.details)),
         }

@@ -116,10 +116,6 @@ class JobControl(Protocol):
     harmless, and so must parking a parked one.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in reports, such as `evalstop-receiver process`."""
-
     part: str | None = None
     """What it can end of a job that goes on, as in `StopRequest.ends`; None: only whole jobs."""
 

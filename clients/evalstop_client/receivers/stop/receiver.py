@@ -150,7 +150,7 @@ def start_receiver(
     server: ReceiverServer | None,
 ) -> Receiver:
     """Continue what the journal holds, and handle what `server` receives; `service`: the URL and key for reports."""
-    reports = ReportClient(*service, job_control.name)
+    reports = ReportClient(*service)
     receiver = Receiver(ReceiverContext(job_control, journal, reports, timeouts), secrets)
     receiver.start()
     threading.Thread(target=reports.check_key, name="check-key", daemon=True).start()

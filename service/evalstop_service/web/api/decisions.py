@@ -40,7 +40,6 @@ class ReportIn(Body):
         description="acknowledged: in progress; confirmed: the job is gone; parked: it is set aside and can "
         "resume; failed: it cannot be ended or parked"
     )
-    actor: Name | None = Field(None, description="default: the name of the key")
     reason: Line = Field("", description="for people")
     details: dict[Annotated[str, Plain], Any] = Field(
         default_factory=dict,
@@ -99,7 +98,7 @@ def release_decision(
     decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: DatabaseNow
 ) -> DecisionOut | JSONResponse:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
-    released = Released(now, body.actor or caller.actor, body.reason)
+    released = Released(now, caller.actor, body.reason)
     waiting = second_person.release_stop(database, caller.author(now), decision_id, released)
     return _load_view(database, caller.project_id, decision_id) if waiting is None else answer_proposal(waiting, now)
 
@@ -116,21 +115,21 @@ def report_decision(
 ) -> DecisionOut:
     """Report the state of the job; receivers call this."""
     _require_addressed(database, caller, decision_id)
-    actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0
-    report = Reported(now, DecisionState(body.state), actor, body.reason, body.details, expected_seconds)
-    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report, caller.actor))
+    expected_seconds = body.expected_seconds or 0.0
+    report = Reported(now, DecisionState(body.state), caller.actor, body.reason, body.details, expected_seconds)
+    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report))
 
 
 @router.post("/{decision_id}/outcome")
 def label_decision(decision_id: DecisionId, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Label whether the decision was right; a new label replaces the earlier one."""
     label = read_label(body, caller, now)
-    return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label, caller.actor))
+    return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label))
 
 
 def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> commands.Label:
     """The label that the caller gives."""
-    return commands.Label(body.outcome, body.turn_step, body.note, body.actor or caller.actor, now)
+    return commands.Label(body.outcome, body.turn_step, body.note, caller.actor, now)
 
 
 def _apply_command(
@@ -141,8 +140,8 @@ def _apply_command(
     body: ActionIn,
     now: datetime,
 ) -> DecisionOut:
-    action = command(now, body.actor or caller.actor, body.reason)
-    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, action, caller.actor))
+    action = command(now, caller.actor, body.reason)
+    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, action))
 
 
 def _require_addressed(database: Database, caller: Caller, decision_id: UUID) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import pause, second_person
-from evalstop_service.domain.fields import Body, Line, Name
+from evalstop_service.domain.fields import Body, Line
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
 from evalstop_service.store import projects
@@ -27,9 +27,8 @@ ProjectId = Annotated[UUID, Path(description="`id` of the project, as listed")]
 
 
 class ProjectPauseIn(Body):
-    """Who pauses stops, and why."""
+    """Why stops pause, and until when."""
 
-    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
     reason: Line = Field(
         "",
         description="why; shown on every page",
@@ -46,12 +45,6 @@ class ProjectPauseOut(ProjectOut):
     """The paused project."""
 
     already_paused: bool = Field(description="it was paused before; of two pauses the one that ends later holds")
-
-
-class ProjectResumeIn(Body):
-    """Who resumes stops."""
-
-    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
 
 
 @router.post("/projects", status_code=201)
@@ -103,17 +96,13 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Data
 
     Pending stops are no longer sent; stops that were already sent are not recalled.
     """
-    actor = body.actor or caller.actor
     until = pause.read_end(body.until, now)
-    project = pause.pause_project(
-        database, caller.project_id, actor, body.reason, now, until=until, proved=caller.actor
-    )
+    project = pause.pause_project(database, caller.project_id, caller.actor, body.reason, now, until)
     return ProjectPauseOut.model_validate(vars(project) | {"already_paused": project.paused_at != now})
 
 
 @router.post("/project/resume")
-def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
+def resume_project(caller: Operate, database: Db, now: Now) -> ProjectOut:
     """Resume stops in the key's project; stops that only the pause holds continue within a minute."""
-    actor = body.actor or caller.actor
-    project = pause.resume_project(database, caller.project_id, actor, now, proved=caller.actor)
+    project = pause.resume_project(database, caller.project_id, caller.actor, now)
     return ProjectOut.model_validate(project)

@@ -324,7 +324,7 @@ def stop_run(
     run_id: RunId, body: ActionIn, caller: Operate, context: Ctx, database: Db, now: DatabaseNow
 ) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
-    command = StopOrdered(now, body.actor or caller.actor, body.reason)
+    command = StopOrdered(now, caller.actor, body.reason)
     waiting = second_person.stop_run(database, caller.author(now), run_id, command)
     if waiting is not None:
         return answer_proposal(waiting, now)
@@ -348,7 +348,7 @@ def list_run_outcomes(
 @router.post("/{run_id}/outcome")
 def label_run(run_id: RunId, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
     """Label whether letting the run continue, or stopping it, was right; a new label replaces the earlier one."""
-    run = commands.label_run(database, caller.project_id, run_id, read_label(body, caller, now), caller.actor)
+    run = commands.label_run(database, caller.project_id, run_id, read_label(body, caller, now))
     with database.reading() as tx:
         return view_outcomes(tx, run.id, run.attempt)
 

@@ -30,7 +30,7 @@ from pydantic import (
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.decision_lifecycle import Exploit, GuardKind
-from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
+from evalstop_service.domain.fields import Body, Integral, Line, Outcome
 from evalstop_service.domain.project_settings import list_settings
 from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
@@ -201,7 +201,6 @@ class PolicyName(Answer):
 class ActionIn(Body):
     """An action of a person, with its reason."""
 
-    actor: Name | None = Field(None, description="default: the name of the key", examples=["dana"])
     reason: Line = Field(
         description="why; recorded in the history and in the audit log",
         examples=["the eval set was broken this morning"],
@@ -215,7 +214,6 @@ class OutcomeIn(Body):
         description="for a decision: right if the run had turned; for a run without one: right if it had not"
     )
     turn_step: Step | None = Field(None, description="the step where the eval turned, if known")
-    actor: Name | None = Field(None, description="default: the name of the key")
     note: Line = Field("", description="for people")
 
 

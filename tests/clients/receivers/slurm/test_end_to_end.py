@@ -66,7 +66,6 @@ def check_stop_frees_a_gpu(deployment: Deployment, receiver: str) -> None:
     details = deployment.wait_for_confirmation(hacking)
     assert details["gpus_freed"] == 1
     assert details["job"] == hacking.id
-    assert details["actor"] == "evalstop-receiver slurm"
     wait_until(lambda: deployment.cluster.get_job_state(waiting.id) == "COMPLETED", STOP_SECONDS)
     wait_until(lambda: deployment.cluster.get_job_state(healthy.id) == "COMPLETED", STOP_SECONDS)
     # On a busy machine the healthy trainer may complete before the other one is stopped.

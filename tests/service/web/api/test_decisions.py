@@ -66,7 +66,7 @@ def test_report_of_the_job_end_confirms_the_decision(admin: httpx.Client) -> Non
     """The run is stopped then, later reports and vetoes are refused, and outcomes can be posted."""
     resources = create_resources(admin)
     path = resources.path("/decisions/{decision_id}")
-    body = {"state": "confirmed", "actor": "receiver", "reason": "gone", "details": {"exit_status": -15}}
+    body = {"state": "confirmed", "reason": "gone", "details": {"exit_status": -15}}
     confirmed = expect_json(admin.post(f"{path}/report", json=body), 200)
     assert confirmed["state"] == "confirmed"
     assert confirmed["history"][-1]["details"] == {"exit_status": -15}
@@ -120,7 +120,7 @@ def test_acknowledged_stop_can_be_undone(admin: httpx.Client) -> None:
     deadlines = [datetime.fromisoformat(decision["deadline_at"]) for decision in (requested, acknowledged)]
     assert deadlines[1] - deadlines[0] >= timedelta(hours=1)
     assert expect_json(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
-    undone = expect_json(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
+    undone = expect_json(admin.post(f"{path}/undo", json={"reason": "broken eval"}), 200)
     assert (undone["state"], undone["deadline_at"]) == ("undone", None)
     assert not expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
     refused = expect_problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)

@@ -56,10 +56,10 @@ def test_held_out_decision_gets_an_outcome_at_the_run_end(admin: httpx.Client) -
     assert (case["detectors"], case["stated_risk"], case["gpu_hours_lost"]) == (["k_decline"], None, 0)
     assert expect_json(admin.get(f"/runs/{run_id}"), 200)["decision"]["outcome"] == outcome
 
-    posted_outcome = {"outcome": "wrong", "note": "the eval set was replaced", "actor": "dana"}
+    posted_outcome = {"outcome": "wrong", "note": "the eval set was replaced"}
     expect_json(admin.post(f"/decisions/{decision['id']}/outcome", json=posted_outcome), 200)
     outcomes = expect_json(admin.get(f"/runs/{run_id}/outcomes"), 200)
-    assert [item["actor"] for item in outcomes["items"]] == ["evalstop", "dana"]
+    assert [item["actor"] for item in outcomes["items"]] == ["evalstop", "key test"]
     assert (outcomes["case"]["run_outcome"], outcomes["case"]["derived"], outcomes["case"]["outcome"]) == (
         "healthy",
         False,

@@ -63,7 +63,7 @@ def test_undone_stop_is_not_sent_again(service: Service, admin: httpx.Client) ->
         deliver_all(service, admin)
         (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
-        expect_json(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
+        expect_json(admin.post(f"/decisions/{decision}/undo", json={"reason": "broken eval"}), 200)
         expect_problem(admin.post(f"/deliveries/{dead['id']}/replay"), 409)
     assert len(fake.received) == 1
 
