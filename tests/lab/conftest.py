@@ -18,7 +18,7 @@ IN_MAKE_TEST = (
     "replay/test_policies_page.py",
     "replay/test_roles.py::test_log_is_explained",
     "replay/test_roles.py::test_several_eval_sets",
-    "rlhf/test_demo.py",
+    "rlhf/test_job.py::test_steps_between_the_last_eval",
     "rlhf/test_job.py::test_every_eval_is_reported_printed_and_saved",
     "simulator/test_studies.py::test_reproduce_compares_eleven_figures",
     "stopbench/test_stopbench.py::test_custom_rule_equals_the_policy_that_it_copies",

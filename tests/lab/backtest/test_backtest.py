@@ -153,21 +153,6 @@ def test_guessed_evals_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureF
     assert "1 run is judged on a guess (eval_set_a_accuracy): the service would stop them only after you" in printed
 
 
-def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command fails, and the message lists the columns."""
-    file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "lr": 1.0}])
-    assert main(["backtest", str(file)]) == 1
-    assert "but lr; set the columns with --eval" in capsys.readouterr().err
-
-
-def test_file_that_does_not_exist_is_named_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is said about the columns of a file that cannot be opened."""
-    assert main(["backtest", str(tmp_path / "absent.csv")]) == 1
-    captured = capsys.readouterr().err
-    assert "No such file" in captured
-    assert "columns" not in captured
-
-
 def test_runs_without_an_eval_are_counted_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A policy that stops nothing because no column was taken for the eval does not look as if it found nothing."""
     file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "reward": 1.0, "score": 0.5}])

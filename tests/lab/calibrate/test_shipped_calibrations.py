@@ -12,7 +12,7 @@ from evalstop_detectors import DETECTORS, POLICIES, Detector, policy_to_document
 from evalstop_detectors.policy.calibration import SHIPPED_FILE
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import HEALTHY, record_worlds
-from evalstop_lab.calibrate.shipped import collect_risks, main, write_calibrations
+from evalstop_lab.calibrate.shipped import main, write_calibrations
 from evalstop_lab.worlds.world import plan_worlds
 
 CALIBRATIONS: list[dict[str, Any]] = json.loads(SHIPPED_FILE.read_text(encoding="utf-8"))
@@ -22,17 +22,6 @@ def test_file_equals_the_programs_output(tmp_path: Path) -> None:
     """The file equals the program's output for its calibrations."""
     write_calibrations(tmp_path / "written.json", CALIBRATIONS)
     assert (tmp_path / "written.json").read_bytes() == SHIPPED_FILE.read_bytes()
-
-
-def test_risks_are_collected_by_detector_and_parameters() -> None:
-    """Each detector with its parameters occurs once, with the risks of all policies and the default ones."""
-    drop = {"detector": "d", "params": {"a": 1}}
-    documents: dict[str, dict[str, Any]] = {
-        "p": {"members": [drop | {"stop_at": {"risk": 0.02}}, {"detector": "e", "stop_at": 3}]},
-        "q": {"members": [drop | {"stop_at": None, "suspect_at": {"risk": 0.05}}]},
-    }
-    requested = collect_risks(documents)
-    assert requested == {("d", '{"a": 1}'): [0.01, 0.02, 0.05, 0.1]}
 
 
 def test_every_risk_of_a_shipped_policy_has_a_threshold() -> None:

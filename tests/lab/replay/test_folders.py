@@ -54,18 +54,6 @@ def test_plan_stands_beside_the_results_of_ultralytics(tmp_path: Path) -> None:
     assert (run.total_steps, list_evals(run)) == (100, list(enumerate(RISING, start=1)))
 
 
-def test_plan_stands_beside_the_metrics_of_lightning(tmp_path: Path) -> None:
-    """`hparams.yaml` has `max_steps`; rows of the training have no eval, and those of the validation no loss."""
-    folder = tmp_path / "lightning_logs" / "version_0"
-    folder.mkdir(parents=True)
-    rows = [f"0,{step - 5},0.5,\n0,{step},,{value}\n" for step, value in zip(STEPS, RISING, strict=True)]
-    (folder / "metrics.csv").write_text(f"epoch,step,train_loss,val_acc\n{''.join(rows)}")
-    (folder / "hparams.yaml").write_text("lr: 0.1\nmax_steps: 400\n")
-    run = read_only_run(tmp_path)
-    assert (run.name, run.total_steps) == (str(folder), 400)
-    assert list_evals(run) == list(zip(STEPS, RISING, strict=True))
-
-
 def test_evaluations_of_stable_baselines_are_read(tmp_path: Path) -> None:
     """The mean return of the episodes and its standard error; RL Zoo's files beside it have the planned length."""
     episodes = np.array(RISING)[:, None] + np.array([-0.3, 0.0, 0.3])
@@ -167,17 +155,6 @@ def test_gzipped_trainer_state_is_read(tmp_path: Path) -> None:
     for cut in (packed[:40], b"{"):
         (tmp_path / "trainer_state.json.gz").write_bytes(cut)
         assert "give a readable file" in list_problems(tmp_path / "trainer_state.json.gz")
-
-
-def test_table_says_why_a_file_was_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reason of each file stands in the table, where nothing is read too."""
-    for name in ("run-a.wandb", "run-b.wandb"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "notes.csv").write_text("a,b\n")
-    read_runs([tmp_path], errors=[])
-    printed = capsys.readouterr().err
-    assert "not read: no metrics were logged" in printed
-    assert "not read: it is no log that is known by its name or rows" in printed
 
 
 def test_console_is_found_by_its_lines(tmp_path: Path) -> None:

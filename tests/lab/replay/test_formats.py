@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
-from evalstop_lab.replay.runs import ReadErrors
 from evalstop_lab.replay.sources import read_runs
 
 from tests.lab.replay.conftest import TURNING, Replay, build_rows, write_jsonl
@@ -176,14 +175,6 @@ def test_scores_of_different_eval_versions_are_not_compared(tmp_path: Path, repl
     assert select_verdict(versioned) == {"verdict": "continue", "stop_step": None, "suspect_step": 50, "best_step": 60}
 
 
-def test_planned_length_below_1_is_reported(tmp_path: Path) -> None:
-    """The message has the line."""
-    errors: ReadErrors = []
-    log = write_jsonl(tmp_path / "runs.jsonl", [{"step": 1, "eval": 0.5}, {"step": 2, "eval": 0.6, "total_steps": 0}])
-    read_runs([log], None, errors)
-    assert "line 2: total_steps is 0; give a whole number from 1" in str(errors[0])
-
-
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_tensorboard_events_are_read(tmp_path: Path, replay: Replay, as_tensor: bool) -> None:
     """Each folder with event files is a run; scalars may be simple values or tensors."""
@@ -222,13 +213,3 @@ def test_table_shows_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "[red]a[/red]" in out
     assert "1 of 1 runs stopped" in out
-
-
-def test_json_lines_are_read_up_to_a_broken_last_one(tmp_path: Path) -> None:
-    """A row that a killed trainer did not finish is reported once, and the rows before it count."""
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"step": 1, "eval": 0.5}\n{"step": 2, "eval": 0.6}\n{"step": 3, "ev')
-    errors: ReadErrors = []
-    (run,) = read_runs([path], None, errors).by_name.values()
-    assert [score.step for score in run.scores()] == [1, 2]
-    assert ["line 3: it ends in the middle of this line" in str(error) for error in errors] == [True]

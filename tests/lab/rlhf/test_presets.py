@@ -58,21 +58,6 @@ def test_gold_of_healthy_rises_and_stays(seed: int) -> None:
     assert gold[-1] - log[0].gold > 1.0
 
 
-def test_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
-    """Both have the same steps, learning rate and evals."""
-    over, healthy = PRESETS["overoptimizes"], PRESETS["healthy"]
-    assert healthy == replace(
-        over, kl_coefficient=healthy.kl_coefficient, comparisons=healthy.comparisons, label_noise=healthy.label_noise
-    )
-
-
-def test_hastened_run_has_as_many_evals() -> None:
-    """Hastening keeps the number of evals and the product of steps and learning rate."""
-    config, hastened = PRESETS["healthy"], hasten_run(PRESETS["healthy"], 20)
-    assert hastened.steps // hastened.eval_every == config.steps // config.eval_every
-    assert hastened.steps * hastened.learning_rate == pytest.approx(config.steps * config.learning_rate)
-
-
 def test_factor_must_divide_the_steps_between_evals() -> None:
     """Another factor is refused, and the message has the number of steps."""
     with pytest.raises(UnusableArguments, match="400"):

@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 from evalstop_lab.simulator.drawing import PAPER, Setting
 from evalstop_lab.simulator.engine import Schedule
-from evalstop_lab.simulator.jobs import Workload
+from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-from tests.lab.simulator.plain_workload import build_plain_workload
 
 property_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 
@@ -38,3 +36,14 @@ def assert_no_gpu_is_allocated_twice(workload: Workload, schedule: Schedule, gpu
     for _, kind, gang in sorted(edges, key=lambda item: (item[0], -item[1])):
         used += gang if kind == 0 else -gang
         assert 0 <= used <= gpus
+
+
+def build_plain_workload(submitted: Floats, gpus: Integers, hours: Floats, estimates: Floats | None = None) -> Workload:
+    """Jobs with a single eval of 0 at the end."""
+    columns = (submitted.tolist(), gpus.tolist(), hours.tolist(), (hours if estimates is None else estimates).tolist())
+    jobs = tuple(
+        Job(number, Kind.LORA, at, size, length, estimate, evals=1)
+        for number, (at, size, length, estimate) in enumerate(zip(*columns, strict=True))
+    )
+    zeros = np.zeros((len(jobs), 1))
+    return Workload(jobs, zeros, zeros)

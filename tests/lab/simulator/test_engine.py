@@ -24,8 +24,12 @@ from evalstop_lab.simulator.schedulers import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
-from tests.lab.simulator.plain_workload import build_plain_workload
+from tests.lab.simulator.conftest import (
+    assert_no_gpu_is_allocated_twice,
+    build_plain_workload,
+    property_settings,
+    workloads,
+)
 
 GPUS = 8
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
@@ -73,26 +77,6 @@ def test_no_gpu_idles_while_a_job_that_fits_waits(workload: Workload, scheduler:
             if job.submitted <= time < schedule.ended[job.number] and job.number not in running
         ]
         assert all(gpus > free for gpus in waiting)
-
-
-@property_settings
-@given(workload=workloads(GPUS))
-def test_fifo_starts_jobs_in_order_of_submission(workload: Workload) -> None:
-    """Under strict FIFO jobs start in order of submission."""
-    started = simulate_cluster(workload, FIFO, Cluster(GPUS)).started
-    assert (np.diff(started) >= 0).all()
-
-
-@property_settings
-@given(workload=workloads(GPUS), scheduler=schedulers, cluster=clusters)
-def test_littles_law(workload: Workload, scheduler: Scheduler, cluster: Cluster) -> None:
-    """The mean number of jobs in the cluster is their rate times their mean time in it."""
-    schedule = simulate_cluster(workload, scheduler, cluster)
-    edges = np.unique(np.concatenate([workload.submitted, schedule.ended]))
-    inside = [np.sum((workload.submitted <= at) & (at < schedule.ended)) for at in edges[:-1]]
-    span = edges[-1] - edges[0]
-    in_cluster = np.sum(np.array(inside) * np.diff(edges)) / span
-    assert in_cluster == pytest.approx(len(workload.jobs) / span * np.mean(schedule.ended - workload.submitted))
 
 
 def draw_poisson_workload(jobs: int, rate: float, seed: int) -> Workload:
@@ -164,12 +148,6 @@ def test_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
         if all(length >= cluster.restore_hours for length in spells[1:]):
             held = job.hours + (len(spells) - 1) * cluster.restore_hours
             assert schedule.held[job.number] == pytest.approx(held)
-
-
-def test_events_of_one_instant_are_processed_before_gpus_are_allocated() -> None:
-    """A job that arrives when another ends can get its GPUs, and starts first if it ranks first."""
-    workload = build_plain_workload(np.array([0.0, 0.5, 1.0]), np.array([1, 1, 1]), np.array([1.0, 3.0, 1.0]))
-    assert simulate_cluster(workload, SJF, Cluster(1)).started.tolist() == [0.0, 2.0, 1.0]
 
 
 def test_job_that_does_not_fit_is_refused() -> None:

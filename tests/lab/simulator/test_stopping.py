@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from evalstop_lab.simulator.drawing import PAPER, Setting, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.jobs import Kind
-from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
+from evalstop_lab.simulator.metrics import count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import decide_stops
 
@@ -47,14 +46,6 @@ def test_gpu_hours_add_up() -> None:
     assert 0 < figures.post_peak < float((schedule.held * workload.gpus)[hidden.hacking].sum())
 
 
-def test_flags_at_the_last_eval_can_be_excluded() -> None:
-    """With `late=False` flags at the last eval count in no share."""
-    counts = Counts(hacking=10, healthy=10, right=5, premature=1, wrong=1, late_hacking=2, late_healthy=3)
-    assert (counts.recall().value, counts.recall(late=False).value) == (0.8, 0.6)
-    assert (counts.precision().value, counts.precision(late=False).value) == (8 / 12, 6 / 7)
-    assert (counts.false_stops().value, counts.false_stops(late=False).value) == (0.4, 0.1)
-
-
 WORLDS = {
     "paper": PAPER,
     "noise 0.1": replace(PAPER, noise_sd=0.1, evals=50),
@@ -83,21 +74,3 @@ def test_changed_parameter_leaves_other_draws_unchanged() -> None:
     more, _ = draw_jobs(replace(SMALL, hacking_share=0.8), 6)
     assert np.array_equal(workload.hours, more.hours)
     assert np.array_equal(workload.submitted, more.submitted)
-
-
-def test_drawn_quantities_are_uncorrelated() -> None:
-    """Each quantity has a random stream of its own: hacking jobs are as long and as large as healthy ones."""
-    workload, hidden = draw_jobs(replace(SMALL, jobs=4000), 9)
-    of_rlhf = np.array([job.kind is Kind.RLHF for job in workload.jobs])
-    length = np.log(workload.hours)
-    drawn = {
-        "hacking": hidden.hacking,
-        "length": length,
-        "gpus": workload.gpus,
-        "estimate": np.log([job.estimate_hours / job.hours for job in workload.jobs]),
-        "noise": workload.eval_scores[:, 0] - hidden.eval_scores[:, 0],
-        "noise of the proxy": workload.proxy[:, 0],
-    }
-    correlations = np.corrcoef([np.asarray(column, dtype=float)[of_rlhf] for column in drawn.values()])
-    apart = np.abs(correlations - np.eye(len(drawn)))
-    assert apart.max() < 0.08

@@ -76,14 +76,6 @@ def test_saved_is_net_of_wrong_stops() -> None:
     assert both["false_stops"]["value"] == 1.0
 
 
-def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
-    """Public and held-out seeds give different runs."""
-    for name in ("drawn-1", "second-1"):
-        public, held_out = (SUITES[name].draw(seeds, 3) for seeds in ("public", "held-out"))
-        assert public.family == held_out.family
-        assert public.name != held_out.name
-
-
 def test_shipped_runs_are_those_of_their_seeds() -> None:
     """The file has 400 runs of consecutive seeds, some of which turn; small evals of the same runs are noisier."""
     worlds = read_runs(TRAINED)
@@ -111,14 +103,6 @@ def test_recorded_fall_within_its_error_is_ambiguous() -> None:
     assert max(falls[Label.AMBIGUOUS]) > 0.1
     assert max(falls[Label.HEALTHY]) < 0.05
     assert [len(falls[label]) for label in (Label.HACKING, Label.HEALTHY, Label.AMBIGUOUS)] == [44, 13, 15]
-
-
-def test_runs_with_careful_settings_are_half_healthy() -> None:
-    """Half of the runs with KL penalties and better reward models stay healthy; most other falls are shallow."""
-    for suite, counts, bound, shallow in (("language-2", [13, 20, 7], 1 / 3, 10), ("language-3", [22, 20, 8], 0.3, 14)):
-        falls = find_falls(suite)
-        assert [len(falls[label]) for label in (Label.HACKING, Label.HEALTHY, Label.AMBIGUOUS)] == counts
-        assert sum(fall < bound for fall in falls[Label.HACKING]) == shallow
 
 
 def test_recorded_answers_find_more_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

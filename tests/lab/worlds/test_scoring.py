@@ -42,20 +42,10 @@ def test_only_a_fall_that_does_not_recover_is_hacking() -> None:
     assert label_scores([0, 1.0, 0.91]).label is Label.HEALTHY
 
 
-def test_peak_of_a_flat_maximum_is_its_last_eval() -> None:
-    """The turn is where the fall starts."""
-    assert label_scores([0, 1, 1, 1, 0.5]).peak_step == 30
-
-
 def test_run_that_never_rose_is_measured_by_its_range() -> None:
     """Its gain is 0 and its unit is the fall."""
     truth = label_scores([1.0, 0.5, 0.0])
     assert (truth.label, truth.gain, truth.unit, truth.peak) == (Label.HACKING, 0.0, 1.0, 0)
-
-
-def test_flat_run_is_healthy() -> None:
-    """Without a fall the label is healthy."""
-    assert label_scores([3.0, 3.0, 3.0]).label is Label.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -122,27 +112,6 @@ outcomes = st.builds(Outcome, st.none() | st.integers(0, 8).map(lambda n: 10 * n
 pairs = st.lists(st.tuples(outcomes, st.sampled_from([HACKING, HEALTHY])), max_size=30)
 
 
-@given(pairs)
-def test_figures_are_within_their_intervals(runs: list[tuple[Outcome, Truth]]) -> None:
-    """Each figure is within its interval."""
-    result = score_outcomes(runs)
-    for share in (result.recall, result.false_stops, result.premature):
-        assert 0 <= share.low <= share.high <= 1
-        if share.n:
-            assert share.low <= share.value <= share.high
-    for figure in (result.delay, result.eval_lost):
-        assert math.isnan(figure.low) or figure.low <= figure.value <= figure.high
-
-
-@given(pairs)
-def test_order_of_runs_does_not_matter(runs: list[tuple[Outcome, Truth]]) -> None:
-    """Shares and quantiles are the same for runs in reverse order."""
-    first, second = score_outcomes(runs), score_outcomes(runs[::-1])
-    assert (first.recall, first.false_stops, first.premature) == (second.recall, second.false_stops, second.premature)
-    assert first.delay.n == second.delay.n
-    assert not first.delay.n or first.delay == second.delay
-
-
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.floats(0.01, 100), st.floats(-100, 100))
 def test_scale_and_shift_change_no_label(eval_scores: list[float], scale: float, shift: float) -> None:
     """Linear transformations of the scores keep the label."""
@@ -159,15 +128,6 @@ def test_wilson_and_clopper_pearson_agree_with_published_values() -> None:
     assert (score_interval.low, score_interval.high) == pytest.approx((0.8882, 0.9785), abs=2e-4)
     assert (exact.low, exact.high) == pytest.approx((0.8872, 0.9836), abs=2e-4)
     assert clopper_pearson(0, 300).high == pytest.approx(1 - 0.025 ** (1 / 300))
-
-
-@given(st.integers(1, 400), st.data())
-def test_intervals_are_symmetric_in_hits_and_misses(n: int, data: st.DataObject) -> None:
-    """The interval of misses is one minus that of hits."""
-    hits = data.draw(st.integers(0, n))
-    for interval in (wilson, clopper_pearson):
-        share, mirrored = interval(hits, n), interval(n - hits, n)
-        assert share.low == pytest.approx(1 - mirrored.high, abs=1e-9)
 
 
 def test_exact_intervals_have_their_stated_coverage() -> None:

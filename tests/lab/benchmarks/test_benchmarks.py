@@ -1,4 +1,4 @@
-"""The ingestion benchmark: its load, and another checkout beside this one."""
+"""The benchmarks: the load of ingestion, the runs of pages, the steps of detectors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from evalstop_lab.benchmarks.ingest import JobFailed, Shape, main, run_load
+from evalstop_lab.benchmarks import step_cost
+from evalstop_lab.benchmarks.ingest import Shape, main, run_load
+from evalstop_lab.benchmarks.pages import RUNNING, copy_runs
+from evalstop_lab.benchmarks.processes import libpq_url
 from evalstop_lab.service_process import Service
+from evalstop_service.store.database import Database
 
+from tests.conftest import ClonePostgres
 from tests.fixtures.http_handler import serve_handler
+from tests.service.project_fixture import set_up_project
 
 ROOT = Path(__file__).parents[3]
 needs_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
@@ -67,13 +73,6 @@ def test_refused_requests_are_not_acknowledged() -> None:
 
 
 @needs_wrk
-def test_load_fails_without_a_server() -> None:
-    """A load on a port where nobody listens raises JobFailed."""
-    with pytest.raises(JobFailed):
-        run_load(Service("http://127.0.0.1:9", "esk_x"), ["a"], Shape(1, 1), seconds=1)
-
-
-@needs_wrk
 @pytest.mark.real
 def test_benchmark_compares_with_another_checkout(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """This checkout and one in a folder store what they acknowledge under the chosen load, and each has a row."""
@@ -91,3 +90,26 @@ def test_missing_database_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: p
     with pytest.raises(SystemExit, match="2"):
         main([])
     assert "TEST_DATABASE_URL" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_runs_are_copied_with_their_decisions(clone_postgres: ClonePostgres) -> None:
+    """Ended runs are copied with all columns of their decisions, and running runs up to a fleet."""
+    url = clone_postgres()
+    database = Database(url)
+    project = set_up_project(database)
+    run, _ = project.open_declining_run("ended")
+    project.finish_run(run)
+    project.open_run("running")
+    database.close()
+    runs, decisions = copy_runs(libpq_url(url), 4, 3)
+    assert (runs, decisions) == (3 + RUNNING, 3)
+
+
+@pytest.mark.slow
+def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every detector in the benchmark has its row."""
+    assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    for name in step_cost.list_detectors():
+        assert name in printed
