@@ -20,13 +20,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import background
 from evalstop_service.clock import Clock, utc_now
-from evalstop_service.configuration import (
-    create_address_policy,
-    create_encryption,
-    create_mail_settings,
-    read_grants,
-    reveal,
-)
 from evalstop_service.decisions import deadlines, notices, stale_runs, sweeps
 from evalstop_service.decisions.commands import offer_exploit, tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
@@ -37,7 +30,7 @@ from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import retention
 from evalstop_service.security import openid
-from evalstop_service.settings import Settings
+from evalstop_service.settings import Settings, reveal
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.tables.columns import prepare_structs
 from evalstop_service.web import mlflow, pages, problems
@@ -150,11 +143,11 @@ def _create_context(
         committer,
         key_cache,
         PullWaiters(database, clock, shutdown),
-        create_address_policy(settings),
-        create_encryption(settings),
+        settings.address_policy,
+        settings.create_encryption(),
         settings.delivery_timeout_seconds,
         settings.public_url,
-        create_mail_settings(settings),
+        settings.mail,
         limits=Limits(
             # More would compete for the interpreter, and on SQLite for its one writer, without doing more.
             8 if database.embedded else database.ordinary_connections,
@@ -201,7 +194,7 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
 
 
 def _openid(settings: Settings) -> pages.OpenId | None:
-    grants = read_grants(settings)
+    grants = settings.grants
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
     # Imported only where it is used: Authlib takes 45 ms of each start, and few installations have a provider.
@@ -254,8 +247,8 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
     )
     async with Sender(
         settings.delivery_timeout_seconds,
-        address_policy=create_address_policy(settings),
-        mail=create_mail_settings(settings),
+        address_policy=settings.address_policy,
+        mail=settings.mail,
     ) as sender:
         worker = DeliveryWorker(
             database,
@@ -264,7 +257,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
             chance=random.Random(),
             backoff=Backoff(cap_seconds=settings.delivery_longest_pause_seconds),
             limits=WorkerLimits(lease_seconds=2 * settings.delivery_timeout_seconds),
-            encryption=create_encryption(settings),
+            encryption=settings.create_encryption(),
             public_url=settings.public_url,
             service_metrics=service_metrics,
         )

@@ -5,7 +5,6 @@ ServiceError
 ├── Conflict
 ├── OtherProject
 ├── Invalid
-├── InvalidSetting
 ├── TooOften
 ├── QuotaReached
 ├── Overloaded
@@ -54,10 +53,6 @@ class Invalid(ServiceError):
     def __init__(self, detail: str = "", field: str | None = None, fault: str = "") -> None:
         super().__init__(detail)
         self.field, self.fault = field, fault
-
-
-class InvalidSetting(ServiceError):
-    """A setting is invalid; the message names it."""
 
 
 class TooOften(ServiceError):

@@ -1,12 +1,13 @@
-"""Settings from environment variables (EVALSTOP_...) and command-line options, in groups by theme.
+"""Settings from environment variables (EVALSTOP_...) and command-line options, in groups by theme, and what other
+parts need of them.
 
-`EVALSTOP_PORT=9000` sets `port`. The docstring of a setting states its unit and what None means. Values that other
-packages define (networks, keys, grants) are parsed there, when the app is created.
+`EVALSTOP_PORT=9000` sets `port`. The docstring of a setting states its unit and what None means.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -15,6 +16,16 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.projects.project_settings import NewProject
+from evalstop_service.security import encryption
+from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
+from evalstop_service.security.encryption import Encryption
+from evalstop_service.security.private_files import create_private_file, create_private_folder, keep_secret
+from evalstop_service.security.scopes import Grants, parse_grants
+from evalstop_service.store.database import Database
+from evalstop_service.webhooks.delivery.mail import MailSettings
 
 
 def _read_database_url(url: str) -> str:
@@ -50,6 +61,16 @@ def _check_artifact_root(uri: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.\-]*:/[^\s?#]*", uri):
         raise ValueError("write a root as a URI, such as mlflow-artifacts:/ or s3://BUCKET/PATH")
     return uri
+
+
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Refuses a text that cannot be parsed; what it means is parsed again where it is used."""
+
+    def check(value: str | SecretStr) -> str | SecretStr:
+        parse(value.get_secret_value() if isinstance(value, SecretStr) else value)
+        return value
+
+    return AfterValidator(check)
 
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
@@ -139,7 +160,7 @@ class SignInSettings(BaseModel):
     oidc_client_secret: SecretStr | None = None
     """Client secret at the provider. None is for a public client, which uses only PKCE."""
 
-    oidc_grants: str | None = None
+    oidc_grants: Annotated[str, _parsed_by(parse_grants)] | None = None
     """Who has which role in which project: JSON, or the path of a file that holds it; required with an issuer."""
 
     oidc_groups_claim: str = "groups"
@@ -164,10 +185,10 @@ class SignInSettings(BaseModel):
 class WebhookSettings(BaseModel):
     """Webhooks"""
 
-    webhook_networks: str | None = None
+    webhook_networks: Annotated[str, _parsed_by(parse_address_policy)] | None = None
     """Networks that webhooks may reach in addition to public addresses: CIDRs separated by commas, or `any`."""
 
-    secret_keys: SecretStr | None = None
+    secret_keys: Annotated[SecretStr, _parsed_by(encryption.parse_keys)] | None = None
     """Keys that encrypt webhook secrets in the database, separated by commas, each 32 bytes in base64. The first
     encrypts, all decrypt. None uses the key that `evalstop up` creates in the data folder, or plain text without
     one."""
@@ -248,6 +269,72 @@ class Settings(
     def database_file(self) -> Path:
         """Where the embedded database is."""
         return self.data_folder.resolve() / "evalstop.db"
+
+    @property
+    def encryption_key_file(self) -> Path:
+        """The key that encrypts endpoint secrets beside an embedded database if EVALSTOP_SECRET_KEYS is not set."""
+        return self.data_folder / "encryption.key"
+
+    def create_database(self) -> Database:
+        """The database. The folder and file of an embedded one can be accessed only by their owner."""
+        if self.database_url is None:
+            create_private_folder(self.data_folder)
+            create_private_file(self.database_file)  # SQLite gives its other files the same permissions
+        return Database(self.url, connections=self.database_connections)
+
+    def create_encryption(self) -> Encryption:
+        """The encryption of endpoint secrets.
+
+        Beside an embedded database lies a key generated at the first start; keys from the settings come before it.
+        """
+        keys = encryption.parse_keys(reveal(self.secret_keys))
+        if self.database_url is None and self.encryption_key_file.exists():
+            keys += encryption.parse_keys(self.encryption_key_file.read_text())
+        return Encryption(keys)
+
+    def keep_encryption_key(self) -> None:
+        """Generate the key beside an embedded database, unless it exists or the settings have one."""
+        if self.database_url is None and self.secret_keys is None:
+            keep_secret(self.encryption_key_file, encryption.generate_key)
+
+    @property
+    def address_policy(self) -> AddressPolicy:
+        """The address policy of webhooks."""
+        return parse_address_policy(self.webhook_networks)
+
+    @property
+    def mail(self) -> MailSettings | None:
+        """The SMTP server; None: there is none."""
+        if self.smtp_host is None or self.email_from is None:
+            return None
+        return MailSettings(
+            host=self.smtp_host,
+            port=self.smtp_port,
+            encryption=self.smtp_encryption,
+            user=self.smtp_user,
+            password=reveal(self.smtp_password),
+            sender=self.email_from,
+            domains=tuple(part.strip().lower() for part in (self.email_domains or "").split(",") if part.strip()),
+        )
+
+    @property
+    def grants(self) -> Grants | None:
+        """The grants of roles by OpenID Connect; None: nobody signs in that way."""
+        return Grants(parse_grants(self.oidc_grants), self.oidc_groups_claim) if self.oidc_grants else None
+
+    def describe_project(self, name: str) -> NewProject:
+        """A project that is created with its first key."""
+        return NewProject(
+            name=name,
+            held_out_share=self.held_out_share,
+            max_mode=Mode(self.max_mode),
+            veto_window_seconds=self.veto_window_seconds,
+        )
+
+
+def reveal(value: SecretStr | None) -> str | None:
+    """The text of a secret setting."""
+    return None if value is None else value.get_secret_value()
 
 
 GROUPS = Settings.__bases__[:-1]

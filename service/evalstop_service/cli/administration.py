@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_service import configuration
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands, tell
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
@@ -46,7 +45,7 @@ def _add_group(commands: Subcommands, name: str, text: str, metavar: str) -> Sub
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
     """Migrate the schema of the database to this release; the previous one still runs on it."""
-    database = configuration.create_database(settings)
+    database = settings.create_database()
     before = schema.current_revision(database)
     schema.upgrade_schema(database)
     after = schema.current_revision(database)
@@ -59,7 +58,7 @@ def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
     """Encrypt all webhook secrets, also those in plain text, with the first of EVALSTOP_SECRET_KEYS."""
     database = open_database(settings)
     with database.transaction() as tx:
-        count = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
+        count = endpoints.reencrypt_secrets(tx, settings.create_encryption())
     tell(options, {"secrets": count}, f"{count} secrets are encrypted with the first key")
     return OK
 
@@ -88,7 +87,7 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     now = utc_now()
     project = None if options.installation else options.project
     if project is not None:
-        project_settings.require_project(database, configuration.describe_project(settings, project), COMMAND_LINE, now)
+        project_settings.require_project(database, settings.describe_project(project), COMMAND_LINE, now)
     key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

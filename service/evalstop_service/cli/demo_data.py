@@ -25,7 +25,6 @@ from importlib import resources
 from itertools import count
 from typing import Any
 
-from evalstop_service import configuration
 from evalstop_service.cli.entry import OK, Add, Subcommands, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
@@ -101,7 +100,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
 def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     """Fill a project with some 300 example runs from two months, to explore the dashboard."""
     logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
-    database = configuration.create_database(settings)
+    database = settings.create_database()
     schema.upgrade_schema(database)
     filled = fill(database, options.project, utc_now(), options.runs)
     database.close()

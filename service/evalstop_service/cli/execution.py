@@ -8,9 +8,8 @@ import sys
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from evalstop_service import configuration
 from evalstop_service.cli.entry import FAILED, USAGE, Command
-from evalstop_service.errors import InvalidSetting, ServiceError
+from evalstop_service.errors import ServiceError
 from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
@@ -23,14 +22,10 @@ def execute(options: argparse.Namespace) -> int:
     try:
         given = {name: value for name, value in vars(options).items() if value is not None}
         settings = Settings(**{name: given[name] for name in Settings.model_fields.keys() & given})
-        configuration.check_settings(settings)
     except ValidationError as error:
         for item in error.errors():
             setting = "".join(f"EVALSTOP_{str(name).upper()}: " for name in item["loc"])
             print(f"evalstop: {setting}{item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
-        return USAGE
-    except InvalidSetting as error:
-        print(f"evalstop: {error}", file=sys.stderr)
         return USAGE
     logs.configure_logging(settings.log_level, settings.log_format)
     try:
@@ -52,6 +47,6 @@ def open_database(settings: Settings) -> Database:
             f"there is no installation in {settings.data_folder.resolve()}: run this in the folder of `evalstop up`, "
             "or pass --data-folder DIR or --database-url URL"
         )
-    database = configuration.create_database(settings)
+    database = settings.create_database()
     schema.require_schema(database)
     return database

@@ -23,7 +23,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from evalstop_service import app, configuration
+from evalstop_service import app
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
@@ -71,15 +71,15 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
-    database = configuration.create_database(settings)
-    configuration.keep_encryption_key(settings)
+    database = settings.create_database()
+    settings.keep_encryption_key()
     schema.upgrade_schema(database)
     _tell_of_secrets(settings)
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
         # Created only now that it is shown: a start that fails before must not use up the first key.
-        new = configuration.describe_project(settings, api_keys.FIRST_PROJECT)
+        new = settings.describe_project(api_keys.FIRST_PROJECT)
         first = api_keys.create_first_key(database, utc_now(), new)
         key = api_keys.find_reading_key(database, utc_now())
         link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
@@ -194,7 +194,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _tell_of_secrets(settings: Settings) -> None:
-    if not configuration.create_encryption(settings).has_key:
+    if not settings.create_encryption().has_key:
         _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets are stored in plain text")
 
 
