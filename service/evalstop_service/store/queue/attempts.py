@@ -1,15 +1,14 @@
 """An attempt of a delivery: what its worker claimed, how it ended, and how long a failing endpoint is left alone.
 
-closed ──(consecutive failures)──> open ──(`open_until`)──> one attempt ──> closed, or open again for twice as long
+closed ──(consecutive failures)──> open ──(`open_until`)──> closed again, and at the next failure open for twice as long
 
-Deliveries to an open endpoint are not claimed, so they use up no attempts. The worker that makes the one attempt moves
-`open_until` to the end of its lease. Workers compete for the endpoint's row, and if one dies, another may try later.
+Deliveries to an open endpoint are not claimed, so they use up no attempts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,8 +27,8 @@ from evalstop_service.store.tables import UtcTime, deliveries, delivery_attempts
 class ClaimedDelivery:
     """A delivery that one worker holds until `lease_until`; `attempts` includes this one. It was due at `due_at`.
 
-    `failures`: consecutive failures of its endpoint at the claim. `open_until`: set if this is the one trial attempt of
-    an open circuit breaker. `stop_of`: the decision whose stop it hands over to a receiver.
+    `failures`: consecutive failures of its endpoint at the claim. `stop_of`: the decision whose stop it hands over to a
+    receiver.
     """
 
     run_id: UUID
@@ -42,7 +41,6 @@ class ClaimedDelivery:
     body: str
     format: str = "standard"
     failures: int = 0
-    open_until: datetime | None = None
     stop_of: UUID | None = None
     lease_until: datetime = field(kw_only=True)
     secrets: tuple[str, ...] = field(kw_only=True, default=())
@@ -91,11 +89,6 @@ class FinishedAttempt:
     answer: str | None = None
 
     @property
-    def is_trial(self) -> bool:
-        """Whether it is the one attempt while the circuit breaker of its endpoint was open."""
-        return self.claimed.open_until is not None
-
-    @property
     def is_gone(self) -> bool:
         """Whether the endpoint answered that it wants no more events."""
         return isinstance(self.result, Dead) and self.result.gone
@@ -111,8 +104,8 @@ class FinishedAttempt:
 class BreakerLimits:
     """After this many consecutive `failures`, nothing is sent for `first_seconds`.
 
-    Each failed trial doubles the pause up to `longest_seconds`: a receiver that restarts gets its stops after a second
-    or two, and one that is gone is hardly tried.
+    Each failure after a pause doubles it up to `longest_seconds`: a receiver that restarts gets its stops after a
+    second or two, and one that is gone is hardly tried.
     """
 
     failures: int = 10
@@ -125,30 +118,11 @@ class BreakerLimits:
         return timedelta(seconds=min(self.first_seconds * 2.0**doublings, self.longest_seconds))
 
 
-def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
-    """Claim the trial attempts of endpoints whose `open_until_of` has passed; returns those claimed.
-
-    Endpoints that another transaction has locked are skipped, so that no one waits here while holding locks on
-    deliveries.
-    """
-    claimed = set()
-    for endpoint_id, open_until in open_until_of.items():
-        table = endpoints.c
-        free = (
-            sa.select(table.id)
-            .where(table.id == endpoint_id, table.open_until == open_until)
-            .with_for_update(key_share=True, skip_locked=True)
-        )
-        turn = sa.update(endpoints).where(table.id.in_(free)).values(open_until=lease_until)
-        if tx.execute(turn).rowcount:
-            claimed.add(endpoint_id)
-    return claimed
-
-
 def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: BreakerLimits) -> dict[UUID, datetime]:
     """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
 
-    Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
+    Attempts that were under way when the breaker opened may succeed, which closes it; if they fail during the pause,
+    they do not lengthen it.
     """
     attempts: dict[UUID, list[FinishedAttempt]] = defaultdict(list)
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
@@ -161,7 +135,7 @@ def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: B
         for attempt in of_one:
             if attempt.went_well:
                 failures, open_until, opens = 0, None, False
-            elif open_until is None or attempt.is_trial:
+            elif open_until is None or attempt.at >= open_until:
                 failures += 1
                 opens = failures >= breaker.failures
                 open_until = attempt.at + breaker.compute_pause(failures) if opens else None

@@ -73,7 +73,6 @@ def find_due_deliveries(
     due: list[DueDelivery] = []
     for delivery in tx.execute(_DUE_ON_SQLITE, parameters):  # whose LIMIT can't depend on the endpoint
         left = room_left.get(delivery.endpoint_id, per_endpoint)
-        left = left if delivery.open_until is None else min(left, 1)
         if left > 0 and len(due) < limit:
             due.append(delivery)
             left -= 1
@@ -104,23 +103,16 @@ def claim_deliveries(
        same delivery and none waits for another.
     2. Move `due_at` to the end of the lease and increment `attempts`. If this worker dies, the delivery becomes due
        again by itself.
-    3. For an endpoint whose circuit breaker is open, claim the one trial; without it, put the delivery back.
-    4. Decrypt the secrets. A delivery whose secrets cannot be decrypted is put back for a minute, and its attempt is
+    3. Decrypt the secrets. A delivery whose secrets cannot be decrypted is put back for a minute, and its attempt is
        not counted.
-    5. Hand the stops among them over, after which they cannot be vetoed. One that may be being vetoed is put back.
+    4. Hand the stops among them over, after which they cannot be vetoed. One that may be being vetoed is put back.
     """
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
     claimed = find_due_deliveries(tx, now, limit, per_endpoint, room)
     _lease(tx, claimed, lease_until)
-    turns = {delivery.endpoint_id: delivery.open_until for delivery in claimed if delivery.open_until is not None}
-    without_trial = turns.keys() - (attempts.claim_trials(tx, turns, lease_until) if turns else set())
-    for delivery in claimed:
-        if delivery.endpoint_id in without_trial:
-            _put_back(tx, delivery, delivery.due_at)
-    ready = [delivery for delivery in claimed if delivery.endpoint_id not in without_trial]
-    return _hand_over(tx, ready, now, lease_until, encryption)
+    return _hand_over(tx, claimed, now, lease_until, encryption)
 
 
 def pull_deliveries(
@@ -290,7 +282,7 @@ def _select_due(dialect: str, source: sa.FromClause, most: Any, *conditions: sa.
         is_head = head.c.id.in_(first.with_only_columns(_TABLE.id))
     of_event = (events.c.run_id == head.c.run_id) & (events.c.id == head.c.event_id)
     columns = [(head.c[name] + 1).label(name) if name == "attempts" else head.c[name] for name in names]
-    columns += [targets.c.url, events.c.body, targets.c.format, targets.c.failures, targets.c.open_until, _STOP_OF]
+    columns += [targets.c.url, events.c.body, targets.c.format, targets.c.failures, _STOP_OF]
     secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until"))
     query = sa.select(*columns, *secrets).select_from(source.join(head, is_head).join(events, of_event))
     return query.where(*conditions).order_by(head.c.due_at, head.c.id)
@@ -316,8 +308,7 @@ _SERVED_QUEUES = _QUEUE.join(targets, _SERVED)
 _IS_CLOSED = targets.c.open_until.is_(None) | (targets.c.open_until <= _NOW)
 _MOST, _PER_ENDPOINT = sa.bindparam("most", type_=sa.Integer), sa.bindparam("per_endpoint", type_=sa.Integer)
 _KNOWN_ROOM = sa.bindparam("room", type_=sa.JSON)[sa.cast(targets.c.id, sa.Text)].as_integer()
-_IS_TRIAL = sa.case((targets.c.open_until.is_not(None), 1))
-_ROOM = sa.func.least(sa.func.coalesce(_KNOWN_ROOM, _PER_ENDPOINT), _IS_TRIAL)
+_ROOM = sa.func.coalesce(_KNOWN_ROOM, _PER_ENDPOINT)
 
 _DUE_ON_POSTGRESQL = _select_due("postgresql", _SERVED_QUEUES, _ROOM, _IS_CLOSED).limit(sa.bindparam("limit"))
 _DUE_ON_SQLITE = _select_due("sqlite", _SERVED_QUEUES, _MOST, _IS_CLOSED)

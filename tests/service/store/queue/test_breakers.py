@@ -1,4 +1,4 @@
-"""Circuit breakers of endpoints: open after failures, one probe, closed when the probe succeeds."""
+"""Circuit breakers of endpoints: open for a while after failures, closed when an attempt succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evalstop_service.store.queue.attempts import (
     Retry,
 )
 
-from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries
 
 BREAKER = BreakerLimits(failures=3, first_seconds=30)
 
@@ -70,31 +70,32 @@ def add_second_endpoint(tx: Transaction, project: SeededProject) -> endpoints.En
     return endpoints.add_endpoint(tx, project.id, url="http://y.example", event_types=["*"], now=EPOCH)
 
 
-def test_successful_probe_closes_the_breaker(database: Database, project: SeededProject) -> None:
-    """After the pause one delivery is claimed; when it succeeds, all waiting ones can be."""
+def test_successful_attempt_closes_the_breaker(database: Database, project: SeededProject) -> None:
+    """After the pause all waiting deliveries can be claimed; the first that succeeds closes the breaker."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
-        later = EPOCH + timedelta(seconds=31)
-        (probe,) = claim_deliveries(tx, later, 10, 8)
-        assert claim_deliveries(tx, later, 10, 8) == [], "one probe at a time"
-        assert not settle_attempt(tx, probe, Delivered(), 32, 200)
+        first, *others = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+        assert len(others) == 7
+        assert not settle_attempt(tx, first, Delivered(), 32, 200)
         reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
         assert (reloaded.failures, reloaded.open_until) == (0, None)
-        assert len(claim_deliveries(tx, later, 10, 8)) == 7
 
 
-def test_failed_probe_opens_the_breaker_again(database: Database, project: SeededProject) -> None:
-    """When the probe fails, the endpoint is paused for the same time again."""
+def test_failure_after_the_pause_opens_the_breaker_again(database: Database, project: SeededProject) -> None:
+    """When an attempt fails after the pause, the endpoint is paused again, and the other attempts count no more."""
     with database.transaction() as tx:
-        add_endpoint_with_open_breaker(tx, project)
-        (probe,) = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
-        assert settle_attempt(tx, probe, retry_at(60), 32)
+        add_endpoint_with_open_breaker(tx, project, waiting=0)
+        failed = [
+            settle_attempt(tx, item, retry_at(60), 32)
+            for item in claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+        ]
+        assert failed == [True, False, False]
         assert claim_deliveries(tx, EPOCH + timedelta(seconds=61), 10, 8) == []
-        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=63), 10, 8)) == 1
+        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=63), 10, 8)) == 3
 
 
 def test_each_endpoint_has_its_own_breaker(database: Database, project: SeededProject) -> None:
-    """Failures count for one endpoint, in the order of its attempts, and of two open breakers each gets a probe."""
+    """Failures count for one endpoint, in the order of its attempts, and each is tried again after its pause."""
     with database.transaction() as tx:
         failing, other = (
             endpoints.add_endpoint(tx, project.id, url=f"http://{name}.example", event_types=["*"], now=EPOCH)
@@ -122,12 +123,12 @@ def test_each_endpoint_has_its_own_breaker(database: Database, project: SeededPr
         assert count_failures() == [3, 0]
         for delivery in of_other[2:5]:
             settle_attempt(tx, delivery, retry_at(100))
-        probes = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
-    assert sorted(probe.endpoint_id for probe in probes) == sorted((failing.id, other.id))
+        tried = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 16)
+    assert {delivery.endpoint_id for delivery in tried} == {failing.id, other.id}
 
 
-def test_pause_doubles_with_each_failed_probe(database: Database, project: SeededProject) -> None:
-    """The first pause is short; a failed probe doubles it, up to the longest."""
+def test_pause_doubles_with_each_failure_after_it(database: Database, project: SeededProject) -> None:
+    """The first pause is short; a failure after it doubles it, up to the longest."""
     breaker = BreakerLimits(failures=3, first_seconds=1, longest_seconds=5)
     with database.transaction() as tx:
         endpoint = add_second_endpoint(tx, project)
@@ -144,7 +145,7 @@ def test_pause_doubles_with_each_failed_probe(database: Database, project: Seede
 
 
 def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, project: SeededProject) -> None:
-    """What was sent before the breaker opened and fails afterwards neither counts nor moves the next probe."""
+    """What was sent before the breaker opened and fails during the pause neither counts nor moves its end."""
     with database.transaction() as tx:
         endpoint = add_second_endpoint(tx, project)
         for number in range(8):
@@ -157,27 +158,18 @@ def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, projec
     assert (reloaded.failures, reloaded.open_until) == (3, EPOCH + timedelta(seconds=2 + 30))
 
 
-def test_probe_is_free_after_its_lease(database: Database, project: SeededProject) -> None:
-    """If the worker with the probe dies, another can claim it once the lease has ended."""
-    with database.transaction() as tx:
-        add_endpoint_with_open_breaker(tx, project)
-        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)) == 1
-        assert claim_deliveries(tx, EPOCH + timedelta(seconds=40), 10, 8) == []
-        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=42), 10, 8)) == 1
-
-
-def test_probe_of_a_cancelled_delivery_counts(database: Database, project: SeededProject) -> None:
-    """A probe shows whether the endpoint works even if its delivery was cancelled meanwhile, as by an escalation."""
+def test_attempt_of_a_cancelled_delivery_counts(database: Database, project: SeededProject) -> None:
+    """It shows whether the endpoint works even if its delivery was cancelled meanwhile, as by an escalation."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
         found = []
         for result, code, seconds in ((retry_at(60), 500, 32.0), (Delivered(), 200, 93.0)):
             at = EPOCH + timedelta(seconds=seconds)
-            (probe,) = claim_deliveries(tx, at, 10, 8)
-            cancelled = tables.deliveries.update().where(tables.deliveries.c.id == probe.id)
+            (tried,) = claim_deliveries(tx, at, 10, 1)
+            cancelled = tables.deliveries.update().where(tables.deliveries.c.id == tried.id)
             tx.execute(cancelled.values(state=DeliveryState.CANCELLED))
-            settled = leases.settle_deliveries(tx, [FinishedAttempt(probe, result, at, 1.0, code)], BREAKER)
-            assert settled.cancelled == {probe.id}
+            settled = leases.settle_deliveries(tx, [FinishedAttempt(tried, result, at, 1.0, code)], BREAKER)
+            assert settled.cancelled == {tried.id}
             reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
             found.append((reloaded.failures, reloaded.open_until))
     assert found == [(4, EPOCH + timedelta(seconds=32 + 30)), (0, None)]
@@ -208,25 +200,10 @@ def test_updated_endpoint_is_tried_at_once(database: Database, project: SeededPr
     """A new URL, or enabling the endpoint, closes the breaker and ends pauses before retries, but no veto window."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
-        (probe,) = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
-        settle_attempt(tx, probe, retry_at(900), 31)
+        (tried,) = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 1)
+        settle_attempt(tx, tried, retry_at(900), 31)
         window_ends = EPOCH + timedelta(seconds=60)
         project.add_event_of_new_run(tx, 20, due_at=window_ends)
         assert claim_deliveries(tx, EPOCH + timedelta(seconds=32), 20, 20) == []
         endpoints.update_endpoint(tx, project.id, endpoint.id, **changes)
         assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=32), 20, 20)) == 8
-
-
-def test_concurrent_workers_claim_one_probe(postgres_database: Database) -> None:
-    """When two workers find the pause over at the same time, one claims the probe and the other nothing."""
-    database = postgres_database
-    project = seed_project(database)
-    with database.transaction() as tx:
-        add_endpoint_with_open_breaker(tx, project)
-    later = EPOCH + timedelta(seconds=31)
-    with database.transaction() as first_tx, database.transaction() as second_tx:
-        second_tx.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        assert len(leases.claim_deliveries(first_tx, later, 10, 8, 8)) == 1
-        assert leases.claim_deliveries(second_tx, later, 10, 8, 8) == []
-    with database.reading() as tx:
-        assert sum(delivery.attempts for delivery in project.list_deliveries(tx)) == 4
