@@ -158,10 +158,6 @@ bench-pages: $(READY)  ## Measure how long each page takes with 140,000 runs and
 screenshots: $(READY) $(HELP)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots
 
-.PHONY: bench-detectors
-bench-detectors: $(READY)  ## Measure what an observation costs each detector and policy
-	@$(BIN)/python -m evalstop_lab.benchmarks.step_cost $(BENCH)
-
 # --- build it
 
 .PHONY: docs

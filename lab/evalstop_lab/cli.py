@@ -28,7 +28,6 @@ SUBCOMMANDS = {
     ),
     "demo": ("rlhf.demo", "run a service, a receiver and a training run, which is stopped after its eval has turned"),
     "replay": ("replay.command", "replay logged runs through a policy: where it would have stopped each, and why"),
-    "roles": ("replay.roles", "explain a log: which metrics are the eval score, proxy, KL and loss, and why"),
     "stopbench": ("stopbench.command", "compare your stopping rule with common ones"),
     "train": ("rlhf.job", "train the example: a small RLHF run that over-optimizes or stays healthy"),
     "train-posterior": ("posterior.train", "train the network of the posterior detector"),

@@ -16,7 +16,7 @@ IN_MAKE_TEST = (
     "replay/test_folders.py::test_plan_stands_beside",
     "replay/test_formats.py::test_json_lines_of_several_runs",
     "replay/test_policies_page.py",
-    "replay/test_roles.py::test_log_is_explained",
+    "replay/test_roles.py::test_roles_are_those_of_the_service",
     "replay/test_roles.py::test_several_eval_sets",
     "rlhf/test_job.py::test_steps_between_the_last_eval",
     "rlhf/test_job.py::test_every_eval_is_reported_printed_and_saved",

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if report["without_eval"]:
         console.print(
             f"{_format_runs(report['without_eval'])} without an eval, which no shipped policy stops;"
-            " `evalstop-lab roles` lists the columns, --eval COLUMN names it",
+            " --eval COLUMN names it",
             highlight=False,
             soft_wrap=True,
         )

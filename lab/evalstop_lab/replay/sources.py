@@ -17,7 +17,6 @@ from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
 from evalstop_detectors.roles.params import find_declared_eval
 from evalstop_detectors.roles.recognition import (
     FIRST_EVALS,
-    RecognizedRoles,
     is_constant,
     recognize_by_values,
     warn_of_direction,
@@ -70,11 +69,6 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         "--confirm", action="store_true", help="judge runs by metrics whose role is a guess, as after you confirm it"
     )
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one per core for many runs)")
-
-
-def get_requested_roles(args: argparse.Namespace) -> RequestedRoles:
-    named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
-    return RequestedRoles(named, frozenset(args.minimize), args.step)
 
 
 MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
@@ -145,7 +139,8 @@ def read_history(args: argparse.Namespace) -> tuple[list[Run], ReadErrors]:
     Raises as `read_runs` does, and UnreadableInput if there are no runs.
     """
     errors: ReadErrors = []
-    read = read_runs(args.sources, get_requested_roles(args), errors)
+    named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
+    read = read_runs(args.sources, RequestedRoles(named, frozenset(args.minimize), args.step), errors)
     replaced = read.settle()
     runs = [run for run in read.by_name.values() if run.series]
     if not runs and not errors:
@@ -175,7 +170,7 @@ def _describe_reading(runs: Sequence[Run], replaced: int, errors: int) -> Iterat
         yield f"{count:,} {what} judged by {name}; --eval COLUMN names one"
 
 
-def list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterator[Log]:
+def _list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterator[Log]:
     """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many.
     `findings` gets the files that are left out."""
     text = str(source)
@@ -223,9 +218,8 @@ class _RunsUntilChange(Runs):
         return found
 
 
-def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tuple[Roles, RecognizedRoles]:
-    """The roles of the metrics of a log, as requested, else as declared by its run, else by name, and the roles by
-    name."""
+def _choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> Roles:
+    """The roles of the metrics of a log, as requested, else as declared by its run, else by name."""
     names, roles = metrics - NO_METRICS, log.roles
     step = requested.step or next((name for name in STEPS if name in metrics), "step")
 
@@ -271,7 +265,7 @@ def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tupl
     if roles is not None:
         minimized |= roles.minimized
         guessed |= roles.guessed - requested.named.keys()
-    return Roles(columns, frozenset(minimized), step, frozenset(guessed), combined), recognised
+    return Roles(columns, frozenset(minimized), step, frozenset(guessed), combined)
 
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
@@ -280,7 +274,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
         findings, alone = Findings(), dict[str, Path]()
-        logs = list(list_logs(source, stack, findings))
+        logs = list(_list_logs(source, stack, findings))
         console = Console(stderr=True)
         progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=len(logs) < 2))
         pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
@@ -338,7 +332,7 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     """Read one log; returns its columns, and whether any of them has a role."""
     first: ReadErrors = []  # reading the values finds the same
     metrics = log.metrics(first)
-    roles, _ = choose_roles(log, metrics, requested)
+    roles = _choose_roles(log, metrics, requested)
     declared, direction = find_declared_eval(log.tags())
     if direction is not None and (warning := warn_of_direction(declared, direction)):
         sys.stderr.write(f"evalstop-lab: {log.place}: {warning}\n")

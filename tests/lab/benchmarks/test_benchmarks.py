@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from evalstop_lab.benchmarks import step_cost
 from evalstop_lab.benchmarks.ingest import Shape, main, run_load
 from evalstop_lab.benchmarks.pages import RUNNING, copy_runs
 from evalstop_lab.benchmarks.processes import libpq_url
@@ -104,12 +103,3 @@ def test_runs_are_copied_with_their_decisions(clone_postgres: ClonePostgres) -> 
     database.close()
     runs, decisions = copy_runs(libpq_url(url), 4, 3)
     assert (runs, decisions) == (3 + RUNNING, 3)
-
-
-@pytest.mark.slow
-def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every detector in the benchmark has its row."""
-    assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
-    printed = capsys.readouterr().out
-    for name in step_cost.list_detectors():
-        assert name in printed

@@ -1,14 +1,13 @@
-"""`evalstop-lab roles` explains a log: the roles of metrics, refused metrics, and missing roles."""
+"""Which metrics of a log have which role, and what that means for its runs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
-from evalstop_lab.replay.sources import read_runs
+from evalstop_lab.replay.sources import RequestedRoles, read_runs
 
 from tests.lab.replay.conftest import Replay, write_jsonl
 
@@ -22,44 +21,27 @@ GRPO = {
 }
 
 
-def test_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """TRL's reward is the proxy, its eval_reward is not the eval score, and a missing eval score gives a warning; logs
-    with the same metrics are explained once."""
-    files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"step": 1, **GRPO}]) for name in "ab"]
-    assert main(["roles", *map(str, files), "--json"]) == 0
-    (explanation,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (explanation["preset"], explanation["logs"], explanation["step"]) == ("trl-grpo", 2, "step")
-    assert {metric: role["role"] for metric, role in explanation["roles"].items()} == {"reward": "proxy", "kl": "kl"}
-    assert "eval_reward" in explanation["refused"]
-    assert explanation["ignored"] == ["frac_reward_zero_std", "lr"]
-    assert "No metric is the eval score" in explanation["warnings"][-1]
-
-
-def test_options_override_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric has only the role that an option gives it, and then no role is missing."""
+def test_roles_are_those_of_the_service(tmp_path: Path) -> None:
+    """TRL's reward is the proxy, and its eval_reward is not the eval score."""
     file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, **GRPO}])
-    assert main(["roles", str(file), "--eval", "reward", "--minimize", "reward", "--json"]) == 0
-    explanation = json.loads(capsys.readouterr().out)
-    eval_role = {"role": "eval", "direction": "minimize", "origin": "declared", "reason": "set by an option"}
-    assert explanation["roles"]["reward"] == eval_role
-    assert not any("No metric is the eval score" in warning for warning in explanation["warnings"])
-    assert main(["roles", str(file)]) == 0
-    assert "Warning: No metric is the eval score" in capsys.readouterr().out
+    (run,) = read_runs([file]).by_name.values()
+    assert run.roles.columns == {"proxy": "reward", "kl": "kl", "learning_rate": "lr"}
 
 
-def test_loss_named_as_the_eval_is_minimized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An eval that an option names without `--minimize` has the direction of its name, as in the service."""
-    file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, "test_loss": 1.0, "eval_accuracy": 0.5}])
-    assert main(["roles", str(file), "--eval", "test_loss", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["roles"]["test_loss"]["direction"] == "minimize"
+def test_options_override_roles(tmp_path: Path) -> None:
+    """A metric has only the role that an option gives it, with the direction of its name unless `--minimize` is given,
+    as in the service."""
+    file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, **GRPO, "test_loss": 1.0}])
+    for metric, minimized in (("reward", True), ("reward", False), ("test_loss", False)):
+        requested = RequestedRoles({MetricRole.EVAL: metric}, frozenset({metric} if minimized else ()))
+        (run,) = read_runs([file], requested).by_name.values()
+        assert (run.roles.columns[MetricRole.EVAL], run.is_guessed) == (metric, False)
+        assert metric not in {name for role, name in run.roles.columns.items() if role != "eval"}
+        assert (run.roles.sign(MetricRole.EVAL) < 0) == (minimized or metric == "test_loss")
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("eval_exact_match", "first 5 evals"), ("eval_match_accuracy", "is preferred")]
-)
-def test_constant_eval_gives_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: Replay, name: str, reason: str
-) -> None:
+@pytest.mark.parametrize("name", ["eval_exact_match", "eval_match_accuracy"])
+def test_constant_eval_gives_way(tmp_path: Path, replay: Replay, name: str) -> None:
     """An eval that stays at 0 does not hide the loss: the run is stopped as with the loss alone."""
     losses = (3, 2, 1.5, 1.2, 1.3, 1.5, 1.7, 1.9, 2.1, 2.3, 2.5, 2.8)
     rows = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses)]
@@ -68,10 +50,6 @@ def test_constant_eval_gives_way(
     (expected,), (result,) = replay(alone), replay(both)
     assert result == expected | {"run": str(tmp_path / "both")}
     assert result["stop_step"] is not None
-    assert main(["roles", str(both), "--json"]) == 0
-    explained = json.loads(capsys.readouterr().out)
-    assert explained["roles"].keys() == {"eval_loss"}
-    assert reason in explained["refused"][name]
 
 
 def test_log_is_read_up_to_the_first_eval_that_changes(tmp_path: Path) -> None:
@@ -112,9 +90,6 @@ def test_several_eval_sets_are_judged_by_their_mean(
     assert [result["verdict"] for result in replay(file)] == ["stop", "stop"]
     assert main(["replay", str(file)]) == 0
     assert "1 run is judged by the mean of eval_a_loss, eval_b_loss" in capsys.readouterr().err
-    assert main(["roles", str(file), "--json"]) == 0
-    explained = json.loads(capsys.readouterr().out)
-    assert explained["roles"].keys() == {"eval_a_loss", "eval_b_loss"}
     assert main(["replay", str(file), "--eval", "eval_a_loss"]) == 0
     assert "the mean of" not in capsys.readouterr().err
 
@@ -132,5 +107,5 @@ def test_run_is_not_stopped_on_a_guess(tmp_path: Path, replay: Replay) -> None:
 
 def test_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1, and the message has the name of the file."""
-    assert main(["roles", str(tmp_path / "absent.jsonl")]) == 1
+    assert main(["replay", str(tmp_path / "absent.jsonl")]) == 1
     assert "absent.jsonl: No such file" in capsys.readouterr().err
