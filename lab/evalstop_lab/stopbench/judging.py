@@ -17,7 +17,7 @@ import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.rules import Factory, PolicyRule, load_rule
-from evalstop_lab.worlds import second_suite, third_suite
+from evalstop_lab.worlds import third_suite
 from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.public_outlines import OUTLINES
 from evalstop_lab.worlds.recorded import read_runs
@@ -55,11 +55,6 @@ def _draw_first(seeds: str, number: int) -> World:
     return add_planned_steps(draw_world(*_plan_runs(DRAWN_RUNS, SEEDS[seeds])[number]), PLANNED_SHARE)
 
 
-def _draw_second(seeds: str, number: int) -> World:
-    kinds = list(second_suite.SECOND_SUITE)
-    return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
-
-
 def _draw_kinds(kinds: Mapping[str, third_suite.Kind], seeds: str, number: int) -> World:
     turns = third_suite.list_turns(kinds)
     return third_suite.draw_world(turns[number % len(turns)], SEEDS[seeds] + number, kinds)
@@ -71,7 +66,6 @@ def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
 
 SUITES: Mapping[str, Suite] = {
     "drawn-1": Suite(DRAWN_RUNS, _draw_first),
-    "second-1": Suite(DRAWN_RUNS, _draw_second),
     "third-1": Suite(860, partial(_draw_kinds, third_suite.THIRD_SUITE)),
     "public-1": Suite(730, partial(_draw_kinds, OUTLINES)),
     "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),

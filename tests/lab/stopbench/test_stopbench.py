@@ -40,7 +40,7 @@ def test_custom_rule_equals_the_policy_that_it_copies(tmp_path: Path, capsys: py
     """A rule of three declines from a file has the same figures as the paper's policy, also with missing evals."""
     rule = tmp_path / "rule.py"
     rule.write_text(THREE_DECLINES)
-    suites = ("drawn-1", "second-1", "trained-1-small")
+    suites = ("drawn-1", "third-1", "trained-1-small")
     rules = "--rule", f"{rule}:ThreeDeclines", "--only", "EvalStop paper"
     assert run_stopbench(*rules, "--runs", "12", "--json", "--suite", *suites) == 0
     report = json.loads(capsys.readouterr().out)
