@@ -9,7 +9,6 @@ import posixpath
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -156,13 +155,13 @@ def test_restarted_evaluator_starts_over(api: httpx.Client, eval_project: Projec
 
 
 def run_python(code: str, timeout_seconds: float = 30.0) -> Any:
-    return evaluate([sys.executable, "-c", code], dict(os.environ), timeout_seconds, threading.Event())
+    return evaluate([sys.executable, "-c", code], dict(os.environ), timeout_seconds)
 
 
 def test_scores_are_read_from_output() -> None:
     """Numbers, objects with a score, or one mean."""
     assert run_python("print('1\\n{\"score\": 2.5}\\n')") == [1.0, 2.5]
-    assert read_scores(b'{"mean": 0.5, "stderr": 0.1}\n') == Summary(0.5, 0.1)
+    assert read_scores('{"mean": 0.5, "stderr": 0.1}\n') == Summary(0.5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +170,10 @@ def test_scores_are_read_from_output() -> None:
         ("print('a good run')", "line 1"),
         ("print(10**400)", "line 1"),
         ("raise SystemExit(3)", "ended with 3"),
-        ("while True: print('1.0' * 100)", "more than"),
     ],
 )
 def test_invalid_output_fails_the_evaluation(code: str, message: str) -> None:
-    """Text, a failed exit, and unbounded output fail the evaluation."""
+    """Text and a failed exit fail the evaluation."""
     with pytest.raises(EvaluationFailed, match=message):
         run_python(code)
 

@@ -18,12 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable
 from evalstop_client.latest_answer import EXPLOIT_DECISION, Exploit
-from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import set_process_attribute
 
@@ -114,9 +112,6 @@ class ChildJob:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._child = subprocess.Popen(command, env=dict(environment), start_new_session=True)
-        self._exited = threading.Event()
-        self.ended_at: datetime | None = None
-        threading.Thread(target=self._await_exit, name="job", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -126,22 +121,19 @@ class ChildJob:
     @property
     def exit_status(self) -> int | None:
         """The child's exit status, -N if signal N killed it; None while it runs."""
-        return self._child.returncode if self._exited.is_set() else None
+        return self._child.poll()
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         """Wait for the child to end and return its exit status; None on timeout."""
-        self._exited.wait(timeout_seconds)
-        return self.exit_status
+        try:
+            return self._child.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return None
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-
-    def _await_exit(self) -> None:
-        self._child.wait()
-        self.ended_at = datetime.now(UTC)
-        self._exited.set()
 
 
 class ProcessJobControl(JobControl):
@@ -260,7 +252,6 @@ class ProcessJobControl(JobControl):
             "pid": self._job.pid,
             "exit_status": status,
             "signal": _signal_name(-status) if status < 0 else None,
-            "ended_at": format_time(self._job.ended_at, "milliseconds") if self._job.ended_at else None,
         }
         return Gone("ended", details)
 

@@ -7,14 +7,11 @@ evaluators of one project the first answer stands.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
-import os
 import re
 import signal
-import subprocess
-import tempfile
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,9 +19,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from urllib.parse import quote, unquote
 
-from evalstop_client.errors import ConfigurationError, EvalStopError
+from evalstop_client.errors import ConfigurationError, EvalStopError, SchedulerUnavailable
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
 from evalstop_client.receivers.stop.processes import copy_environment
+from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, parse_service, read_answers
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
@@ -34,9 +32,6 @@ MOST_REQUESTS = 200
 """Maximum number of requests that the service returns."""
 
 TRIES = 3
-LOOK_SECONDS = 0.2
-MAX_OUTPUT_BYTES = 16 * 2**20
-MAX_SCORES = 1_000_000
 PLACES = ("{checkpoint}", "{n}", "{seed}")
 URI = re.compile(r"[A-Za-z0-9_/.][\x21-\x7e]{0,4095}", re.ASCII)
 ENCODED_SEPARATOR = re.compile("%(?:2e|2f|5c)", re.IGNORECASE)
@@ -47,25 +42,21 @@ class EvaluationFailed(EvalStopError):
 
 
 class Evaluator:
-    """Answers requests of the service until `ended` is set; `prompts`: the number in a usual eval."""
+    """Answers requests of the service."""
 
-    def __init__(
-        self, service: Service, options: argparse.Namespace, environment: dict[str, str], ended: threading.Event
-    ) -> None:
+    def __init__(self, service: Service, options: argparse.Namespace, environment: dict[str, str]) -> None:
         self._service = service
         self._options = options
         self._environment = environment
-        self._ended = ended
         self._failures: Counter[str] = Counter()
 
     def run(self) -> None:
         asked = partial(self._service.get, f"/eval-requests?limit={MOST_REQUESTS}")
-        for body in read_answers(asked, self._ended, "requests"):
+        for body in read_answers(asked, threading.Event(), "requests"):
             items = body.get("items")
             for item in items if isinstance(items, list) else []:
-                if not self._ended.is_set():
-                    self._process_request(item)
-            self._ended.wait(max(0.05, self._options.poll_seconds))
+                self._process_request(item)
+            time.sleep(max(0.05, self._options.poll_seconds))
 
     def _process_request(self, item: Json) -> None:
         """Evaluate and report, unless there is no current checkpoint yet, or it failed too often."""
@@ -91,13 +82,13 @@ class Evaluator:
 
     def _evaluate(self, uri: str, prompts: int, seed: int) -> Scores:
         command = fill_command(self._options.command, uri, prompts, seed, self._options.prefix)
-        return evaluate(command, self._environment, self._options.timeout_seconds, self._ended)
+        return evaluate(command, self._environment, self._options.timeout_seconds)
 
     def _report_difference(self, run_id: str, request_id: str, difference: Difference) -> None:
         """Repeat the answer until the service has accepted or refused it."""
         path = f"/runs/{quote(run_id, safe='')}/eval-requests/{quote(request_id, safe='')}/answer"
         tries = 0
-        while not self._ended.is_set():
+        while True:
             answer = self._service.post(path, difference._asdict())
             if isinstance(answer, Accepted):
                 text = "request %s is answered: the difference is %g, its standard error %g"
@@ -107,7 +98,7 @@ class Evaluator:
                 logger.warning("the service does not accept the answer: %s", answer.reason)
                 return
             tries += 1
-            self._ended.wait(seconds_after(answer, tries))
+            time.sleep(seconds_after(answer, tries))
 
 
 def check_uri(uri: str, prefixes: Sequence[str]) -> None:
@@ -163,42 +154,19 @@ def _fill_places(argument: str, values: Iterable[str]) -> str:
     return re.sub("|".join(map(re.escape, PLACES)), lambda match: by_place[match[0]], argument)
 
 
-def evaluate(
-    command: Sequence[str], environment: dict[str, str], timeout_seconds: float, ended: threading.Event
-) -> Scores:
-    """Run the program in a new process group and read its scores; raises EvaluationFailed, also once `ended` is set."""
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
-                list(command), stdin=subprocess.DEVNULL, stdout=output, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            raise EvaluationFailed(f"{command[0]} cannot be run: {error}") from None
-        deadline = time.monotonic() + timeout_seconds
-        try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    raise EvaluationFailed(f"{command[0]} did not end within {timeout_seconds:g} s")
-                if os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES:
-                    raise EvaluationFailed(f"{command[0]} wrote more than {MAX_OUTPUT_BYTES} bytes")
-                if ended.is_set():
-                    raise EvaluationFailed("the evaluator is shutting down")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # also remaining child processes
-            process.wait()
-        if process.returncode != 0:
-            raise EvaluationFailed(f"{command[0]} ended with {process.returncode}")
-        output.seek(0)
-        return read_scores(output.read(MAX_OUTPUT_BYTES + 1))
+def evaluate(command: Sequence[str], environment: dict[str, str], timeout_seconds: float) -> Scores:
+    """Run the program and read its scores; raises EvaluationFailed."""
+    try:
+        done = run_program(command, environment, timeout_seconds, stderr=None)
+    except SchedulerUnavailable as error:
+        raise EvaluationFailed(error.detail) from None
+    if done.exit_code != 0:
+        raise EvaluationFailed(f"{command[0]} ended with {done.exit_code}")
+    return read_scores(done.output)
 
 
-def read_scores(output: bytes) -> Scores:
+def read_scores(output: str) -> Scores:
     """The scores in JSON lines: a number or `{"score": number}` per prompt, or one `{"mean": ..., "stderr": ...}`."""
-    if len(output) > MAX_OUTPUT_BYTES:
-        raise EvaluationFailed(f"the output has more than {MAX_OUTPUT_BYTES} bytes")
     scores: list[float] = []
     for number, line in enumerate(output.splitlines(), 1):
         if not line.strip():
@@ -210,8 +178,6 @@ def read_scores(output: bytes) -> Scores:
             scores.append(float(document["score"] if isinstance(document, dict) else document))
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise EvaluationFailed(f"line {number} of the output is not a score: {line[:80]!r}") from None
-        if len(scores) > MAX_SCORES:
-            raise EvaluationFailed(f"the output has more than {MAX_SCORES} scores")
     return scores
 
 
@@ -237,9 +203,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     check_places(options.command[1:])
-    ended = threading.Event()
-    evaluator = Evaluator(Service(url, key), options, copy_environment(options.key_env), ended)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    evaluator.run()
+        signal.signal(number, lambda *_: sys.exit())  # whatever it was doing, the next evaluator does again
+    Evaluator(Service(url, key), options, copy_environment(options.key_env)).run()
     return 0

@@ -108,6 +108,7 @@ def test_process_that_has_the_id_of_a_parked_job_is_left_alone() -> None:
     control.resume_job(job)
     assert control.job is other
     other.signal(signal.SIGKILL)
+    other.wait()
 
 
 class ResumedMeanwhile(ProcessJobControl):

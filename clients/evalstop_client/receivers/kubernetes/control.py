@@ -189,7 +189,7 @@ class KubernetesJobControl(JobControl):
         if unproven := pods.unproven:
             listed = ", ".join(f"{pod.name} on {pod.node}" for pod in unproven[:8])
             reason = f"forced: {listed} deleted without an answer from the node; the GPUs are not proven free"
-            return Unproven(reason, {"scheduler_state": state, **summarize_pods(pods.own), "gpus_freed": 0})
+            return Unproven(reason, {"scheduler_state": state, **summarize_pods(pods.own)})
         return Gone(state, {"scheduler_state": state, **summarize_pods(pods.own)})
 
     def _suspend_workload(self, job: Job, reason: str | None = None) -> None:

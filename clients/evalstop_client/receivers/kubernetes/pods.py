@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,18 +17,6 @@ LOST_NODE = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeStatu
 """Why Kubernetes deletes pods when their node does not answer."""
 
 ENDED_PHASES = ("Succeeded", "Failed")
-MAX_REPORTED = 32
-"""Maximum number of pods listed in a report."""
-
-
-@dataclass(frozen=True)
-class End:
-    """How one container ended."""
-
-    container: str
-    exit_code: int
-    reason: str
-    at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +30,7 @@ class Pod:
     controller_uid: str = ""
     created_at: datetime | None = None
     delete_at: datetime | None = None  # when its grace period ends; None: not deleted
-    gpus: int = 0
-    ends: tuple[End, ...] = ()
+    ends: tuple[Object, ...] = ()  # as its containers' statuses have them
     is_there: bool = True
     is_forced: bool = False  # deleted without a word from its node
 
@@ -74,11 +61,10 @@ def parse_pod(item: Object) -> Pod:
         controller_uid=owners[0]["uid"] if owners else "",
         created_at=parse_time(metadata.get("creationTimestamp")),
         delete_at=parse_time(metadata.get("deletionTimestamp")),
-        gpus=sum(_count_gpus(container) for container in at(item, "spec", "containers") or []),
         is_forced=any(
             condition.get("reason") in LOST_NODE for condition in status.get("conditions") or [] if condition
         ),
-        ends=tuple(filter(None, map(_parse_end, status.get("containerStatuses") or []))),
+        ends=tuple(end for each in status.get("containerStatuses") or [] if (end := at(each, "state", "terminated"))),
     )
 
 
@@ -94,14 +80,12 @@ def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
     """The end of these pods for the report: the first nonzero exit code stands for all."""
     pods = sorted(pods, key=lambda pod: pod.name)
     ends = [end for pod in pods for end in pod.ends]
-    codes = [end.exit_code for end in ends]
-    times = [end.at for end in ends if end.at is not None]
+    codes = [int(end.get("exitCode", 0)) for end in ends]
+    times = [time for end in ends if (time := parse_time(end.get("finishedAt"))) is not None]
     return {
-        "gpus_freed": sum(pod.gpus for pod in pods),
         "exit_code": next((code for code in codes if code), 0) if codes else None,
         "ended_at": format_time(max(times)) if times else None,
         "pods_total": len(pods),
-        "pods": [_describe_pod(pod) for pod in pods[:MAX_REPORTED]],
     }
 
 
@@ -116,25 +100,6 @@ def digest_containers(spec: Object) -> str:
         [container.get(field) for field in ("image", "command", "args")] for container in spec.get("containers") or []
     ]
     return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:16]
-
-
-def _describe_pod(pod: Pod) -> dict[str, Any]:
-    ends = [{"container": end.container, "exit_code": end.exit_code, "reason": end.reason} for end in pod.ends]
-    phase = pod.phase if pod.is_there or pod.phase in ENDED_PHASES else "Deleted"
-    return {"name": pod.name, "node": pod.node, "phase": phase, "ends": ends}
-
-
-def _parse_end(status: Mapping[str, Any]) -> End | None:
-    ended = at(status, "state", "terminated")
-    if not isinstance(ended, Mapping):
-        return None
-    code = int(ended.get("exitCode", 0))
-    return End(status.get("name", ""), code, ended.get("reason") or "", parse_time(ended.get("finishedAt")))
-
-
-def _count_gpus(container: Mapping[str, Any]) -> int:
-    limits = at(container, "resources", "limits") or {}
-    return sum(int(count) for name, count in limits.items() if "gpu" in name and str(count).isdecimal())
 
 
 class SeenPods:

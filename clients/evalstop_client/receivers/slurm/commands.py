@@ -46,7 +46,6 @@ class Record:
     reason: str = ""
     exit_code: int | None = None  # as from wait(): the exit code times 256, plus the signal
     ended_at: datetime | None = None
-    gpus: int = 0
     restarts: int = 0
 
     @property
@@ -77,28 +76,11 @@ def summarize_end(records: Iterable[Record]) -> dict[str, Any]:
     first = records[0]
     facts: dict[str, Any] = {
         "scheduler_state": first.state,
-        "gpus_freed": sum(record.gpus for record in records),
         "ended_at": format_time(max(ends)) if ends else None,
     }
     if first.exit_code is not None:
         facts |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
     return facts
-
-
-def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
-    """GPUs of a job: as allocated if Slurm counts them (AccountingStorageTRES), else as requested."""
-    counted = _count(r"gres/gpu(?::[^=,]+)?=(\d+)", [part for part in allocated.split(",") if "gres/gpu=" in part])
-    if counted == 0:  # typed GPUs are listed in addition to their sum, so they count only without a sum
-        counted = _count(r"gres/gpu:[^=,]+=(\d+)", allocated.split(","))
-    if counted:
-        return counted
-    pattern = r"(?:gres[:/])?gpu(?::[^:,=()]*[^:,=()\d][^:,=()]*)?(?:[:=](\d+))?"
-    return _count(pattern, per_job.split(",")) or _count(pattern, per_node.split(",")) * max(1, nodes)
-
-
-def _count(pattern: str, parts: Iterable[str]) -> int:
-    matches = (re.fullmatch(pattern, part.partition("(")[0].strip()) for part in parts)
-    return sum(int(match[1] or 1) for match in matches if match)
 
 
 def parse_squeue(line: str) -> Record:
@@ -117,9 +99,6 @@ def parse_squeue(line: str) -> Record:
         reason=fields["Reason"],
         exit_code=parse_exit_code(fields["exit_code"]),
         ended_at=_parse_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
-        gpus=parse_gpus(
-            fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _parse_number(fields["NumNodes"])
-        ),
         restarts=_parse_number(fields["RestartCnt"]),
     )
 
@@ -144,10 +123,6 @@ FIELDS = (
     "RestartCnt",
     "exit_code",
     "EndTime",
-    "NumNodes",
-    "tres-alloc",
-    "tres-per-job",
-    "tres-per-node",
     "Reason",
 )
 SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
@@ -170,7 +145,7 @@ REQUIRED = ("squeue", "scancel", "scontrol")
 UNKNOWN = "Invalid job id specified"
 ON_ITS_WAY = ("already completing or completed", UNKNOWN)
 FORBIDDEN = ("denied", "not permitted", "Invalid user")
-SACCT_FIELDS = ("JobIDRaw", "JobID", "State", "User", "Partition", "ExitCode", "AllocTRES")
+SACCT_FIELDS = ("JobIDRaw", "JobID", "State", "User", "Partition", "ExitCode")
 
 
 class Programs:
@@ -292,7 +267,7 @@ class Programs:
 
 def _parse_sacct(line: str) -> Record:
     """One line; the name may read `6_1` or `6+1`, the state `CANCELLED by 1000`, the exit code `0:15`."""
-    job_id, name, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
+    job_id, name, state, user, partition, exit_code = line.split("|")[: len(SACCT_FIELDS)]
     array, _, array_task = name.partition("_")
     leader, component, _ = name.partition("+")
     return Record(
@@ -304,5 +279,4 @@ def _parse_sacct(line: str) -> Record:
         array_task_id=array_task,
         het_job_id=leader if component else "",
         exit_code=parse_exit_code(exit_code),
-        gpus=parse_gpus(allocated),
     )

@@ -158,7 +158,7 @@ class SlurmJobControl(JobControl):
             return Gone(records[0].state, summarize_end(records))
         if "step" in job.facts and job.id not in self._programs.steps(records[0].name):
             note = f"step {job.facts['step']} has ended; the job goes on with its GPUs"
-            return Gone("STEP_ENDED", {"scheduler_state": records[0].state, "gpus_freed": 0, "note": note})
+            return Gone("STEP_ENDED", {"scheduler_state": records[0].state, "note": note})
         return self._describe_present(records, job)
 
     def _describe_present(self, records: list[Record], job: Job) -> Present:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -72,8 +73,6 @@ def set_process_attribute(option: int, value: int) -> bool:
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-MAX_OUTPUT_BYTES = 4 * 2**20
-
 
 @dataclass(frozen=True)
 class Done:
@@ -89,25 +88,38 @@ class Done:
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> Done:
-    """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time."""
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    stderr: int | None = subprocess.PIPE,
+) -> Done:
+    """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time.
+
+    `stderr` None: that of the receiver.
+    """
     logger.debug("running %s", command)
     try:
-        completed = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
+        process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
             list(command),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             env=dict(environment),
-            timeout=timeout_seconds,
-            check=False,
             start_new_session=True,  # so that a signal to the receiver's group does not reach it
         )
-    except subprocess.TimeoutExpired:
-        raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
     except OSError as error:
         raise SchedulerUnavailable(f"{command[0]} cannot be run: {error}") from None
-    output, errors = (text[:MAX_OUTPUT_BYTES].decode(errors="replace") for text in (completed.stdout, completed.stderr))
-    return Done(completed.returncode, output, errors)
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout_seconds)
+        except BaseException as error:  # also the SystemExit of a signal
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
+            raise
+    return Done(process.returncode, output.decode(errors="replace"), (errors or b"").decode(errors="replace"))
 
 
 def copy_environment(*private: str) -> dict[str, str]:

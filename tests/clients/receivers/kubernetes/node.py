@@ -73,10 +73,11 @@ class Node:
 
     def _sync_all(self) -> None:
         pods = {pod["metadata"]["uid"]: pod for pod in self._admin.list(POD)}
-        free = self.gpus - sum(pod.gpus for pod in map(parse_pod, pods.values()) if pod.node and pod.holds)
+        bound = [pod for pod in pods.values() if pod["spec"].get("nodeName") and parse_pod(pod).holds]
+        free = self.gpus - sum(map(_count_gpus, bound))
         for pod in pods.values():
             if not pod["spec"].get("nodeName"):
-                wanted = parse_pod(pod).gpus
+                wanted = _count_gpus(pod)
                 if wanted <= free and not pod["metadata"].get("deletionTimestamp"):
                     self._admin.bind(pod, self.name)
                     free -= wanted
@@ -154,6 +155,11 @@ def _read_value(variable: Json, pod: Json) -> str:
         return str(variable["value"])
     label = LABEL.fullmatch(path)
     return str(pod["metadata"]["labels"].get(label[1], "") if label else at(pod, *path.split(".")))
+
+
+def _count_gpus(pod: Json) -> int:
+    limits = [at(container, "resources", "limits") or {} for container in pod["spec"]["containers"]]
+    return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
 
 
 def _send_signal(container: Container, number: signal.Signals) -> None:

@@ -43,7 +43,7 @@ def test_stop_is_confirmed_with_details(
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "confirmed"
     expected = {"namespace": NAMESPACE, "kind": "Job", "name": "train-1", "uid": item["metadata"]["uid"]}
-    expected |= {"scheduler_state": "Suspended", "how": "cancelled", "gpus_freed": 1}
+    expected |= {"scheduler_state": "Suspended", "how": "cancelled", "pods_total": 1}
     assert report["details"].items() >= expected.items()
     assert kubernetes.node.count_running() == 0
 

@@ -15,7 +15,7 @@ from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401 
     test_kill_deletes_pods_that_their_controller_left,
     test_pods_of_a_lost_node_are_deleted_after_their_grace,
     test_recreated_workload_is_left_alone,
-    test_report_has_the_pods_ends,
+    test_report_has_the_pods_end,
     test_resume_of_a_deleted_job_is_refused,
     test_stopped_workload_says_why,
 )
