@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,7 +18,7 @@ from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import judge_decision
-from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment, name_hours
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment, name_hours
 from evalstop_service.projects import policies
 from evalstop_service.store import cases
 from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping, Key
@@ -282,12 +282,7 @@ def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
 
 
 def select_cell(case_filter: CaseFilter, row: str, outcome: DecisionOutcome) -> CaseFilter:
-    """The filter of the cases behind one of the `counts` of a group; where a detector was silent, `outcome` says how
-    the run ended."""
-    if case_filter.detector is not None:
-        if row == PASSED:
-            return replace(case_filter, called=False, run_outcome=LEFT_ALONE[outcome])
-        return replace(case_filter, outcome=outcome, treatment=Treatment(row) if row != Treatment.OBSERVED else None)
+    """The filter of the cases behind one of the `counts` of a group."""
     return replace(
         case_filter, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None
     )
@@ -304,17 +299,9 @@ def _format_parameter(value: str | int | bool | datetime) -> str:
     return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
-def select_group(case_filter: CaseFilter, by: Sequence[Grouping], key: Key) -> CaseFilter:
-    """The filter of the cases of one group."""
-    key_parts = name_key_parts(key, by)
-    if "week" in by:
-        since = datetime.fromisoformat(key_parts.pop("begins")).replace(tzinfo=UTC)
-        until = since + timedelta(days=7)
-        key_parts["since"] = max(since, case_filter.since or since)
-        key_parts["until"] = min(until, case_filter.until or until)
-    if "job_kind" in key_parts:
-        key_parts["job_kind"] = key_parts["job_kind"] or ""
-    return replace(case_filter, **key_parts)
+def select_version(case_filter: CaseFilter, key: Key) -> CaseFilter:
+    """The filter of the cases of one version of a policy; unchanged for the key of a total."""
+    return replace(case_filter, **dict(zip(("policy", "version"), key, strict=False)))
 
 
 def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupFigures:

@@ -78,8 +78,8 @@ class CaseFilter:
     """Which cases of a project are wanted; a field that is None does not restrict.
 
     `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
-    there was a decision to stop. `detector`: called for a stop, or, unless `called`, did not; `outcome` is then that of
-    its call, and runs that were stopped are left out unless `treatment` selects them. `silent`: did not call.
+    there was a decision to stop. `detector`: called for a stop; `outcome` is then that of its call, and runs that were
+    stopped are left out unless `treatment` selects them. `silent`: did not call.
     """
 
     policy: str | None = None
@@ -92,7 +92,6 @@ class CaseFilter:
     treatment: Treatment | None = None
     outcome: DecisionOutcome | None = None
     run_outcome: RunOutcome | None = None
-    called: bool | None = None
     silent: str | None = None
 
 
@@ -213,21 +212,21 @@ IS_SEEN = sa.or_(cases.c.treatment.is_(None), cases.c.treatment == Treatment.OBS
 
 def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
     """A query of the cases that match a filter."""
-    detector, outcome, silent = case_filter.detector, case_filter.outcome, [case_filter.silent]
+    detector, outcome, silent = case_filter.detector, case_filter.outcome, case_filter.silent
     conditions = _match_origin(cases, project_id, case_filter)
-    if detector is not None and case_filter.called is not False:
+    if detector is not None:
         conditions.append(_has_called(detector, outcome))
         outcome = None  # that of the case is another
-    else:
-        silent.append(detector)
     exact = {
         cases.c.treatment: case_filter.treatment,
         cases.c.outcome: outcome,
         cases.c.run_outcome: case_filter.run_outcome,
         IS_FLAGGED: case_filter.flagged,
     }
-    conditions += [*match_given(exact), *(~_has_called(name) for name in silent if name is not None)]
-    if (detector is not None or case_filter.silent is not None) and case_filter.treatment is None:
+    conditions += match_given(exact)
+    if silent is not None:
+        conditions.append(~_has_called(silent))
+    if (detector is not None or silent is not None) and case_filter.treatment is None:
         conditions.append(IS_SEEN)
     return query.select_from(cases).where(*conditions)
 

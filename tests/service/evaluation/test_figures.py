@@ -73,23 +73,12 @@ def test_figures_of_a_policy_exclude_enforced_stops(project_with_cases: ProjectF
     assert newest.precision.decided == 1
 
 
-BY: list[tuple[Grouping, ...]] = [
-    (),
-    ("policy",),
-    ("detector",),
-    ("job_kind",),
-    ("policy", "week"),
-    ("policy", "detector"),
-]
-
-
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("by", [(), ("policy",)])
 def test_each_count_equals_its_list_of_cases(project_with_cases: ProjectFixture, by: tuple[Grouping, ...]) -> None:
     """The list of cases for a cell of a group has as many entries as the cell counts."""
     for group in load_figures(project_with_cases, *by).values():
-        group_filter = figures.select_group(CaseFilter(), by, group.key)
-        # Without a policy, a detector that did not call may be none of the policy's.
-        for row in figures.ROWS if by != ("detector",) else figures.ROWS[:-1]:
+        group_filter = figures.select_version(CaseFilter(), group.key)
+        for row in figures.ROWS:
             for outcome in figures.OUTCOMES:
                 with project_with_cases.database.reading() as tx:
                     listed = cases.list_cases(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Depends, Query
 from pydantic import BaseModel, Field
 
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.fields import Integral, Line, Name, Plain, Rule
 from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
-from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store.cases import CURSOR, CaseFilter
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.web.api.schemas import Time
 
@@ -81,50 +79,32 @@ class RunListQuery(RunQuery, ListQuery):
     """Which runs to list, and which page."""
 
 
-Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
+class CaseQuery(BaseModel):
+    """Which cases to count or to list; omitted filters match every case."""
 
-
-async def _choose_cases(
-    policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
-    version: Annotated[Version, Query(description="version of the policy")] = None,
-    detector: Annotated[
-        Name | None, Query(description="a detector that called for a stop, deciding or observing")
-    ] = None,
-    job_kind: Annotated[Line | None, Query(description="the label job_kind of the run; empty: without one")] = None,
-    since: Annotated[Time | None, Query(description="ended at this time or later")] = None,
-    until: Annotated[Time | None, Query(description="ended before this time")] = None,
-) -> CaseFilter:
-    return CaseFilter(policy, version, detector, job_kind, since, until)
-
-
-ChosenCases = Annotated[CaseFilter, Depends(_choose_cases)]
-"""The filter of the cases that are counted or listed."""
-
-
-async def _choose_listed_cases(
-    chosen: ChosenCases,
-    flagged: Annotated[bool | None, Query(description="whether the policy wanted a stop")] = None,
-    treatment: Annotated[Treatment | None, Query(description="what was done with the stop")] = None,
-    outcome: Annotated[
-        DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
-    ] = None,
-    run_outcome: Annotated[RunOutcome | None, Query(description="whether the eval turned")] = None,
-    called: Annotated[
-        bool | None,
-        Query(description="with detector: false if it did not call, be it that it was not asked; default: true"),
-    ] = None,
-    silent: Annotated[Name | None, Query(description="another detector, which did not call")] = None,
-) -> CaseFilter:
-    return replace(
-        chosen,
-        flagged=flagged,
-        treatment=treatment,
-        outcome=outcome,
-        run_outcome=run_outcome,
-        called=called,
-        silent=silent,
+    policy: Name | None = Field(None, description="the name of the policy")
+    version: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None = Field(
+        None, description="version of the policy"
     )
+    detector: Name | None = Field(None, description="a detector that called for a stop, deciding or observing")
+    job_kind: Line | None = Field(None, description="the label job_kind of the run; empty: without one")
+    since: Time | None = Field(None, description="ended at this time or later")
+    until: Time | None = Field(None, description="ended before this time")
+
+    def to_filter(self) -> CaseFilter:
+        """The filter for the store."""
+        names = CaseFilter.__dataclass_fields__
+        return CaseFilter(**{name: value for name, value in self if name in names})
 
 
-ListedCases = Annotated[CaseFilter, Depends(_choose_listed_cases)]
-"""The filter of a list of cases."""
+class ListedCaseQuery(CaseQuery):
+    """Which cases to list, and which page."""
+
+    flagged: bool | None = Field(None, description="whether the policy wanted a stop")
+    treatment: Treatment | None = Field(None, description="what was done with the stop")
+    outcome: DecisionOutcome | None = Field(None, description="of the decision to stop it, or of letting it run")
+    run_outcome: RunOutcome | None = Field(None, description="whether the eval turned")
+    silent: Name | None = Field(None, description="another detector, which did not call")
+    cursor: Annotated[str, Field(json_schema_extra={"pattern": CURSOR})] | None = Field(
+        None, description="`next_cursor` of the previous page; default: the first page"
+    )

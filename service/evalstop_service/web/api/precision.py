@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import Query
 from pydantic import Field
@@ -12,11 +11,11 @@ from evalstop_service.domain.confidence_sequences import ALPHA
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours
 from evalstop_service.store import cases
-from evalstop_service.store.cases import Case, CaseFilter, Grouping
+from evalstop_service.store.cases import Case, Grouping
 from evalstop_service.web.api.json_body import create_router
-from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
+from evalstop_service.web.api.list_filters import CaseQuery, ListedCaseQuery
 from evalstop_service.web.api.run_views import CaseOut
-from evalstop_service.web.api.schemas import Answer, EstimateOut, Limit, Page, PolicyName, answers
+from evalstop_service.web.api.schemas import Answer, EstimateOut, Page, PolicyName, answers
 from evalstop_service.web.context import Db, Read
 
 router = create_router("precision")
@@ -65,7 +64,6 @@ class GroupOut(Answer):
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved, would have saved, and lost")
     counts: CountsOut = Field(description="how many cases there are of each kind")
-    cases: dict[str, dict[str, str]] = Field(description="URLs of the cases behind each count")
 
 
 class PrecisionOut(Answer):
@@ -84,57 +82,45 @@ class ListedCaseOut(CaseOut):
     policy: PolicyName = Field(description="the policy that judged it")
 
 
+class PrecisionQuery(CaseQuery):
+    """Which cases to count, and by what."""
+
+    group_by: list[Grouping] = Field([], max_length=MOST_GROUPINGS, description="keys to group by; default: one group")
+
+
 @router.get("/precision")
-def get_precision(
-    caller: Read,
-    database: Db,
-    case_filter: ChosenCases,
-    group_by: Annotated[
-        list[Grouping] | None, Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group")
-    ] = None,
-) -> PrecisionOut:
+def get_precision(caller: Read, database: Db, query: Annotated[PrecisionQuery, Query()]) -> PrecisionOut:
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
-    by = list(dict.fromkeys(group_by or []))
+    by = list(dict.fromkeys(query.group_by))
     with database.reading() as tx:
-        groups = figures.load_figures(tx, caller.project_id, case_filter, by)
-    return PrecisionOut(
-        alpha=ALPHA, group_by=list(by), groups=[_view_group(group, case_filter, by) for group in groups]
-    )
+        groups = figures.load_figures(tx, caller.project_id, query.to_filter(), by)
+    return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_view_group(group, by) for group in groups])
+
+
+class CasePageQuery(ListedCaseQuery):
+    """Which cases to list, and how many."""
+
+    limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")
 
 
 @router.get("/cases")
-def list_cases(
-    caller: Read,
-    database: Db,
-    case_filter: ListedCases,
-    cursor: Annotated[
-        Annotated[str, Field(json_schema_extra={"pattern": cases.CURSOR})] | None,
-        Query(description="`next_cursor` of the previous page; default: the first page"),
-    ] = None,
-    limit: Limit = 50,
-) -> Page[ListedCaseOut]:
+def list_cases(caller: Read, database: Db, query: Annotated[CasePageQuery, Query()]) -> Page[ListedCaseOut]:
     """The ended attempts with their decisions and outcomes, by end, newest first."""
+    before = cases.parse_cursor(query.cursor)
     with database.reading() as tx:
-        listed_cases = cases.list_cases(
-            tx, caller.project_id, case_filter, before=cases.parse_cursor(cursor), limit=limit
-        )
+        listed = cases.list_cases(tx, caller.project_id, query.to_filter(), before=before, limit=query.limit)
     items = [
         ListedCaseOut.model_validate(
-            vars(case)
-            | {
-                "hours": case.hours,
-                "policy": PolicyName(name=case.policy_name, version=case.policy_version),
-            }
+            vars(case) | {"hours": case.hours, "policy": PolicyName(name=case.policy_name, version=case.policy_version)}
         )
-        for case in listed_cases
+        for case in listed
     ]
-    following = cases.write_cursor(listed_cases[-1]) if len(listed_cases) == limit else None
+    following = cases.write_cursor(listed[-1]) if len(listed) == query.limit else None
     return Page[ListedCaseOut](items=items, next_cursor=following)
 
 
-def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]) -> GroupOut:
+def _view_group(group: GroupFigures, by: list[Grouping]) -> GroupOut:
     parts = dict.fromkeys(("detector", "job_kind", "begins")) | figures.name_key_parts(group.key, by)
-    group_filter = figures.select_group(case_filter, by, group.key)
     return GroupOut.model_validate(
         parts
         | vars(group)
@@ -143,15 +129,5 @@ def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]
             "false_stops_per_healthy_run": group.false_stops,
             "delay_steps": group.delays,
             "gpu_hours": group.hours,
-            "cases": {
-                row: {
-                    outcome: _cases_url(figures.select_cell(group_filter, row, outcome)) for outcome in figures.OUTCOMES
-                }
-                for row in figures.ROWS
-            },
         }
     )
-
-
-def _cases_url(case_filter: CaseFilter) -> str:
-    return f"/api/v1/cases?{urlencode(figures.filter_to_query(case_filter))}"

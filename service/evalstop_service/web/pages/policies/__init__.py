@@ -208,19 +208,8 @@ def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = ""
 
 
 @router.post("/{name}/edit/try")
-def try_policy(
-    name: str,
-    site: SiteOf,
-    visitor: Operator,
-    document: Document = "",
-    detector: Annotated[str, Form(max_length=100)] = "",
-    version: Annotated[int | None, Form(ge=1, le=2**31 - 1)] = None,
-) -> Response:
-    """Backtest the document on the newest ended runs; `detector`: first let only this one decide."""
-    if detector:
-        with site.database.reading() as tx:
-            stored = policies.load_version(tx, visitor.project.id, name, version)
-        document = formatting.format_json(_let_decide(stored.document, detector))
+def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = "") -> Response:
+    """Backtest the document on the newest ended runs."""
     try:
         draft = policy_to_document(_read_policy(document))
         backtest = backtests.run_backtest(
@@ -229,21 +218,6 @@ def try_policy(
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
     return RedirectResponse(f"/policies/{name}/edit?backtest={backtest.id}", 303)
-
-
-def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
-    """The policy, changed so that only this detector can stop a run and the others observe; raises NotFound."""
-    named = dict(name_members(document))
-    if detector not in named:
-        raise NotFound
-    members = []
-    for name, member in named.items():
-        if name == detector:
-            member = member | {"observe": False}
-        elif member["stop_at"] is not None:
-            member = member | {"observe": True, "suspect_at": None}
-        members.append(member)
-    return {**document, "members": members, "at_least": 1}
 
 
 def _read_policy(text: str) -> Policy:

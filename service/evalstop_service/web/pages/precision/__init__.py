@@ -11,17 +11,17 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import cases, decisions, policies, rollout_stages, runs
-from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping
+from evalstop_service.store.cases import CaseCount, CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
-from evalstop_service.web.api.list_filters import ListedCases
+from evalstop_service.web.api.list_filters import ListedCaseQuery
 from evalstop_service.web.pages import charts, forms
 from evalstop_service.web.pages.formatting import suggest_name
 from evalstop_service.web.pages.policies import name_members
@@ -43,7 +43,7 @@ class Filters:
     def choose_version(self, name: str, version: int) -> None:
         """Choose a version of a policy."""
         self.policy = f"{name}@{version}"
-        self.case_filter = replace(self.case_filter, policy=name, version=version)
+        self.case_filter = figures.select_version(self.case_filter, (name, version))
 
     def link(self, path: str) -> str:
         return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
@@ -76,7 +76,7 @@ def load_panels(
 ) -> list[Panel]:
     """The panels of these versions of policies, in their order; `counts`: of cases, by policy."""
     if len(by_policy) == 1:
-        case_filter = figures.select_group(case_filter, ("policy",), by_policy[0].key)
+        case_filter = figures.select_version(case_filter, by_policy[0].key)
     shown = {group.key for group in by_policy}
     counted = [count for count in counts if count.key in shown]
     loaded = figures.load_figures(tx, project_id, case_filter, ["policy", "detector"], counted)
@@ -156,7 +156,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         kinds=kinds,
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
-        cases=lambda group, by, row=None, outcome=None: _link_cases(filters.case_filter, group, by, row, outcome),
+        cases=partial(_link_cases, filters.case_filter),
         link_calls=partial(link_calls, filters.case_filter),
     )
 
@@ -187,7 +187,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
         by_week = figures.merge_groups(counts, slice(2, None))
         by_policy = figures.compute_figures(figures.merge_groups(counts, slice(2)))
         first = rank_policies(by_policy, rollout_stages.load_stages(tx, project_id))[:1]
-        version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
+        version = figures.select_version(chosen, first[0].key) if first else chosen
         of_version = [count for count in counts if count.key[:2] == first[0].key]
         detectors = figures.load_detectors_by_week(tx, project_id, version, of_version)
         callers = _list_callers(tx, project_id, *first[0].key) if first else {}
@@ -205,9 +205,9 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
 
 
 @router.get("/cases")
-def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor: str | None = None) -> Response:
+def show_cases(site: SiteOf, visitor: SignedIn, query: Annotated[ListedCaseQuery, Query()]) -> Response:
     """The cases behind a figure."""
-    before = cases.parse_cursor(cursor)
+    case_filter, before = query.to_filter(), cases.parse_cursor(query.cursor)
     with site.database.reading() as tx:
         listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
         shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
@@ -234,11 +234,10 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
 def _link_cases(
     case_filter: CaseFilter,
     group: GroupFigures,
-    by: tuple[Grouping, ...],
-    row: str | None,
-    outcome: DecisionOutcome | None,
+    row: str | None = None,
+    outcome: DecisionOutcome | None = None,
 ) -> str:
-    group_filter = figures.select_group(case_filter, by, group.key)
+    group_filter = figures.select_version(case_filter, group.key)
     if row is not None and outcome is not None:
         group_filter = figures.select_cell(group_filter, row, outcome)
     elif row is not None:

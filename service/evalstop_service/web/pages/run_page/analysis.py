@@ -25,7 +25,6 @@ from evalstop_detectors.policy.catalog import Action
 from evalstop_detectors.policy.catalog import Verdict as ReplayedVerdict
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.domain.run import Verdict
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation import change_point
 from evalstop_service.evaluation.backtests import replay_run
@@ -41,14 +40,11 @@ from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
-MOST_REPLAYED = 3_000
-"""Runs with more observations are not replayed: the chart shows the evidence stored with their verdict changes."""
+MOST_REPLAYED = 10_000
+"""Runs with more observations are not replayed: this many take half a second."""
 
-MOST_CHANGES = 100
 MOST_POINTS = 500
 
-REPLAYED = "Recomputed from all observations; deciding detectors without evidence are left out."
-STORED = "The run is too long to replay here, or cannot be replayed: shown at verdict changes only."
 TOO_LONG_TO_TRY = "The run is too long to replay here; a backtest replays it."
 
 
@@ -57,9 +53,9 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """The lanes of detectors; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
-        tracks, note = _load_tracks(tx, run, policies.read_policy(tx, run.policy_id))
-    shown = [track.thin_out() for track in tracks if track.observes or any(track.values)]
-    return send_json({"note": note, "tracks": shown})
+        tracks = _load_tracks(tx, run, policies.read_policy(tx, run.policy_id))
+    shown = [track.thin_out() for track in tracks or () if track.observes or any(track.values)]
+    return send_json({"replayed": tracks is not None, "tracks": shown})
 
 
 @router.get("/segments.json")
@@ -70,18 +66,15 @@ def show_segments(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     return send_json({"available": change_point.AVAILABLE, "items": segments})
 
 
-def _load_tracks(tx: Transaction, run: Run, policy: Policy) -> tuple[list[Track], str]:
-    """The evidence of each member of the policy, and a note on where it comes from."""
-    if not run.detector_failure:  # it would fail again
-        policy = restrict_policy(policy, run)
-        watch = WatchedMetrics(run, policy)
-        if not any(series.is_long_series(tx, run.id, metric) for metric in watch.metrics):
-            points = observations.load_series(tx, run.id, watch.metrics)
-            if len(points) <= MOST_REPLAYED:
-                return replay_evidence(policy, watch.observations(points)), REPLAYED
-    changes = run_details.list_verdicts(tx, run.id, limit=MOST_CHANGES)
-    present = [change.verdict for change in reversed(changes) if change.attempt == run.attempt]
-    return read_evidence([*present, run.verdict]), STORED
+def _load_tracks(tx: Transaction, run: Run, policy: Policy) -> list[Track] | None:
+    """The evidence of each member of the policy; None if the run cannot be replayed here."""
+    policy = restrict_policy(policy, run)
+    watch = WatchedMetrics(run, policy)
+    # A detector that failed on it would fail again.
+    if run.detector_failure or any(series.is_long_series(tx, run.id, metric) for metric in watch.metrics):
+        return None
+    points = observations.load_series(tx, run.id, watch.metrics)
+    return replay_evidence(policy, watch.observations(points)) if len(points) <= MOST_REPLAYED else None
 
 
 @dataclass
@@ -137,20 +130,6 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
     for track, call_step in zip(tracks, state.panel.calls, strict=True):
         track.call_step = call_step
     return [track for track in tracks if track.steps]
-
-
-def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:
-    """The evidence stored with the changes of a verdict, oldest first, for a run that is too long to replay."""
-    tracks: dict[int, Track] = {}
-    for verdict in verdicts:
-        for index, item in enumerate(verdict.evidence):
-            if verdict.step is None:
-                continue
-            track = tracks.get(index)
-            if track is None:
-                tracks[index] = track = Track(item.detector, item.detector, item.kind, item.suspect_at, item.stop_at)
-            track.add_value(verdict.step, item.value, item.note)
-    return list(tracks.values())
 
 
 @router.get("/what-if.json")

@@ -43,12 +43,16 @@ async function load() {
 }
 
 async function loadEvidence() {
-  const { note, tracks } = await (await fetchSameOrigin(`${location.pathname}/analysis.json`)).json();
+  const { replayed, tracks } = await (await fetchSameOrigin(`${location.pathname}/analysis.json`)).json();
   for (const track of tracks) track.values = drawable(track.values);
   posterior = tracks.find((track) => track.detector === "posterior") ?? null;
   hasProbability = posterior !== null && posterior.values.some((value) => value > 0);
   lanes = tracks.filter((track) => track.steps.length && !(track === posterior && hasProbability));
-  document.querySelector("[data-note=lanes]").textContent = `Strips: the evidence of each detector of the policy. It calls for a stop where it reaches the dashed line; the triangle is its first call. Observers are measured, and decide nothing. ${note}`;
+  document.querySelector("[data-note=lanes]").textContent = !replayed
+    ? "The run is too long to replay here, or cannot be replayed: there are no strips of its detectors."
+    : lanes.length
+      ? "Strips: the evidence of each detector of the policy, recomputed from all observations. It calls for a stop where it reaches the dashed line; the triangle is its first call. Observers are measured, and decide nothing; deciding detectors without evidence are left out."
+      : "";
   return redraw();
 }
 
@@ -81,7 +85,6 @@ function drawChart() {
   const note = document.querySelector("[data-note=segments]");
   note.hidden = !(shown.segments && segments);
   if (!note.hidden) note.textContent = describeSegments();
-  document.querySelector("[data-note=lanes]").hidden = lanes.length === 0;
   if (empty) return undefined;
   const color = palette();
   const panels = placePanels();
