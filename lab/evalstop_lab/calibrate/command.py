@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of your healthy runs"
     )
     parser.add_argument(
-        "--detector", default="plateau_drop", metavar="NAME", help="with --false-stops (default: plateau_drop)"
+        "--detector", default="posterior", metavar="NAME", help="with --false-stops (default: posterior)"
     )
     parser.add_argument("--name", default="ours", help="name of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")

@@ -22,21 +22,6 @@ class NoiseKind(StrEnum):
     BINOMIAL = "binomial"
     OUTLIERS = "outliers"
     MISSING = "missing"
-    RECORDED = "recorded"
-
-
-DRAWN_KINDS = tuple(kind for kind in NoiseKind if kind is not NoiseKind.RECORDED)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The noise of a run. `level`: its standard deviation as a share of the run's unit. `correlation`: of the eval
-    score's noise with the proxy's. `stderr_given`: whether the run reports standard errors."""
-
-    kind: NoiseKind
-    level: float
-    correlation: float
-    stderr_given: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +71,6 @@ def correlate(innovations: Floats, phi: float) -> Floats:
     return series
 
 
-def count_prompts(shares: Floats, sd: float) -> int:
-    """The number of prompts at which these shares have the root mean square error `sd`."""
-    return max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
-
-
 def _draw_spread(rng: np.random.Generator, n: int) -> Floats:
     """Standard deviations that grow or shrink threefold over the run, with a mean square of 1."""
     direction = rng.choice([-1.0, 1.0])
@@ -99,7 +79,8 @@ def _draw_spread(rng: np.random.Generator, n: int) -> Floats:
 
 
 def _count_hits(rng: np.random.Generator, shares: Floats, sd: float) -> NoisyScores:
-    n = count_prompts(shares, sd)
+    # So many prompts that the shares have the root mean square error `sd`.
+    n = max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
     hits = rng.binomial(n, shares)
     # With one hit and one miss added, a share of 0 or 1 has a standard error above 0.
     smoothed = (hits + 1) / (n + 2)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from evalstop_lab.worlds.noise import Noise, NoiseKind
 from evalstop_lab.worlds.truth import Floats, Integers, Label, Truth, label_curve
 from evalstop_lab.worlds.world import PromptScores, World
 
@@ -46,7 +45,6 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
         eval_stderr=stderr,
         proxy=_to_floats(log["proxy"]),
         kl=_to_floats(log["kl"]),
-        noise=Noise(NoiseKind.RECORDED, sd / truth.unit if truth.unit else math.inf, 0.0, stderr_given=True),
         truth=truth,
         planned_steps=float(steps[-1]),
         prompt_scores=_to_prompt_scores(record) if "prompts" in record else None,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalstop_lab.worlds.noise import Noise, NoiseKind, add_noise
+from evalstop_lab.worlds.noise import NoiseKind, add_noise
 from evalstop_lab.worlds.truth import Floats, label_curve
 from evalstop_lab.worlds.world import World
 
@@ -258,8 +258,8 @@ def draw_world(name: str, seed: int, kinds: Mapping[str, Kind] = THIRD_SUITE) ->
         broken[starts[kind.breaks] : None if kind.shift_ends is None else starts[kind.shift_ends]] = True
     unit = label_curve(steps, clean, None).unit
     level = float(np.exp(rng.uniform(*np.log(kind.noise))))
-    noise = Noise(NoiseKind(rng.choice(NOISE_KINDS)), level, 0.0, stderr_given=bool(rng.random() < 0.3))
-    noisy = add_noise(rng, noise.kind, clean, level * unit, rng.standard_normal(len(clean)))
+    noise, is_stderr_given = NoiseKind(rng.choice(NOISE_KINDS)), rng.random() < 0.3
+    noisy = add_noise(rng, noise, clean, level * unit, rng.standard_normal(len(clean)))
     spread = np.where(broken, kind.after, 1.0)
     scores = clean + spread * (noisy.values - clean)
     if kind.shift is not None:
@@ -272,10 +272,9 @@ def draw_world(name: str, seed: int, kinds: Mapping[str, Kind] = THIRD_SUITE) ->
         seed,
         steps,
         scores,
-        spread * noisy.stderr if noise.stderr_given else None,
+        spread * noisy.stderr if is_stderr_given else None,
         _draw_proxy(rng, kind.proxy, clean, broken),
         _draw_kl(rng, kind.kl, broken),
-        noise,
         label_curve(steps, clean, level * unit),
         _draw_plan(rng, float(steps[-1])),
     )

@@ -11,8 +11,7 @@ import numpy as np
 from evalstop_detectors import MetricRole, Observation
 
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, list_families
-from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, add_noise
-from evalstop_lab.worlds.shapes import Curve
+from evalstop_lab.worlds.noise import LEVELS, NoiseKind, add_noise
 from evalstop_lab.worlds.truth import Floats, Integers, Truth, label_curve
 
 CALIBRATION_SEED = 0
@@ -63,7 +62,6 @@ class World:
     eval_stderr: Floats | None
     proxy: Floats
     kl: Floats
-    noise: Noise
     truth: Truth
     planned_steps: float | None = None
     prompt_scores: PromptScores | None = None
@@ -107,23 +105,38 @@ def draw_world(
     stride = int(shape_rng.choice([1, 5, 10, 50, 100]))
     scale = float(10 ** shape_rng.uniform(-1.5, 1.5))
     offset = float(shape_rng.uniform(-2, 2)) * scale
-    drawn_noise = Noise(
-        kind=DRAWN_KINDS[int(noise_rng.integers(len(DRAWN_KINDS)))],
-        level=float(noise_rng.choice(LEVELS)),
-        correlation=float(noise_rng.choice([0.0, 0.4, 0.7])),
-        stderr_given=bool(noise_rng.random() < 0.5),
-    )
-    chosen = Noise(
-        drawn_noise.kind if noise is None else noise,
-        drawn_noise.level if level is None else level,
-        drawn_noise.correlation,
-        drawn_noise.stderr_given if stderr is None else stderr,
-    )
+    drawn_kind = tuple(NoiseKind)[int(noise_rng.integers(len(NoiseKind)))]
+    drawn_level = float(noise_rng.choice(LEVELS))
+    correlation = float(noise_rng.choice([0.0, 0.4, 0.7]))  # of the noise of eval and proxy
+    drawn_stderr = bool(noise_rng.random() < 0.5)
+    kind, level = noise or drawn_kind, drawn_level if level is None else level
     curve = FAMILIES[family].draw(curve_rng, np.linspace(0, 1, length or drawn))
-    steps = np.arange(len(curve.eval_scores), dtype=np.int64) * stride
-    if chosen.kind is NoiseKind.BINOMIAL:
-        scale, offset = _find_scale(curve.eval_scores)
-    return _measure_curve(family, seed, steps, curve, chosen, scale, offset, noise_rng)
+    n = len(curve.eval_scores)
+    steps = np.arange(n, dtype=np.int64) * stride
+    if kind is NoiseKind.BINOMIAL:
+        # To [0.2, 0.8], where a share of prompts has nearly constant noise.
+        lowest = float(curve.eval_scores.min())
+        scale = 0.6 / (float(curve.eval_scores.max()) - lowest)
+        offset = 0.2 - scale * lowest
+    clean = offset + scale * curve.eval_scores
+    sd = level * label_curve(steps, clean, None).unit
+    common_noise, own_noise = noise_rng.standard_normal(n), noise_rng.standard_normal(n)
+    measured = add_noise(noise_rng, kind, clean, sd, common_noise)
+    shared = correlation * common_noise + np.sqrt(1 - correlation**2) * own_noise
+    proxy_sd = level * noise_rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
+    kl = curve.kl * (1 + 0.02 * noise_rng.standard_normal(n)) + 0.002 * noise_rng.standard_normal(n)
+    kl[0] = 0.0
+    return World(
+        f"{family}-{seed}",
+        family,
+        seed,
+        steps,
+        measured.values,
+        measured.stderr if (drawn_stderr if stderr is None else stderr) else None,
+        curve.proxy + proxy_sd * shared,
+        kl,
+        label_curve(steps, clean, sd),
+    )
 
 
 def add_planned_steps(world: World, share: float = 1.0) -> World:
@@ -165,46 +178,6 @@ def _build_cycle(families: tuple[str, ...]) -> list[str]:
         turns.append(groups[group][turns_taken[group] % count[group]])
         turns_taken[group] += 1
     return turns
-
-
-def _measure_curve(
-    family: str,
-    seed: int,
-    steps: Integers,
-    curve: Curve,
-    noise: Noise,
-    scale: float,
-    offset: float,
-    rng: np.random.Generator,
-) -> World:
-    clean = offset + scale * curve.eval_scores
-    sd = noise.level * label_curve(steps, clean, None).unit
-    n = len(clean)
-    common_noise, own_noise = rng.standard_normal(n), rng.standard_normal(n)
-    eval_scores = add_noise(rng, noise.kind, clean, sd, common_noise)
-    shared = noise.correlation * common_noise + np.sqrt(1 - noise.correlation**2) * own_noise
-    proxy_sd = noise.level * rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
-    kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
-    kl[0] = 0.0
-    return World(
-        f"{family}-{seed}",
-        family,
-        seed,
-        steps,
-        eval_scores.values,
-        eval_scores.stderr if noise.stderr_given else None,
-        curve.proxy + proxy_sd * shared,
-        kl,
-        noise,
-        label_curve(steps, clean, sd),
-    )
-
-
-def _find_scale(eval_scores: Floats) -> tuple[float, float]:
-    """The scale and offset that map a curve to [0.2, 0.8], where a share of prompts has nearly constant noise."""
-    low, high = float(eval_scores.min()), float(eval_scores.max())
-    scale = 0.6 / (high - low)
-    return scale, 0.2 - scale * low
 
 
 def _rng(family: str, seed: int, stream: int) -> np.random.Generator:

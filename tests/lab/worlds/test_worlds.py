@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
-from evalstop_lab.worlds.noise import DRAWN_KINDS, NoiseKind
+from evalstop_lab.worlds.noise import NoiseKind
 from evalstop_lab.worlds.truth import Label
 from evalstop_lab.worlds.world import REPORTING_SEED, World, draw_world, plan_worlds
 from hypothesis import given, settings
@@ -37,8 +37,8 @@ def test_run_of_a_seed_does_not_change() -> None:
     """Published thresholds are calibrated on these runs, so the generator must not change."""
     world = draw_world("gao_rl", 7)
     clean = (world.truth.eval_scores - world.truth.eval_scores[0]) / world.truth.unit
-    assert (len(world.steps), world.truth.peak, world.noise.kind) == (50, 25, NoiseKind.STUDENT_T3)
-    assert clean[-1] == pytest.approx(-0.47910681)
+    assert (len(world.steps), world.truth.peak) == (50, 25)
+    assert (clean[-1], world.kl[-1]) == pytest.approx((-0.47910681, 176.36331176))
 
 
 @given(families, seeds, lengths)
@@ -71,7 +71,7 @@ def test_dips_recover_before_the_end(family: str, seed: int) -> None:
     assert truth.drop <= 1e-9 * truth.unit
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DRAWN_KINDS if kind is not NoiseKind.OUTLIERS])
+@pytest.mark.parametrize("kind", [kind for kind in NoiseKind if kind is not NoiseKind.OUTLIERS])
 @pytest.mark.parametrize("level", [0.02, 0.1, 0.2])
 def test_noise_has_the_requested_level(kind: NoiseKind, level: float) -> None:
     """The root mean square error is the level times the run's unit."""
