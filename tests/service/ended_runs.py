@@ -98,7 +98,7 @@ def add_delivery(tx: Transaction, project: ProjectFixture, run: Run, state: str,
     attempt = {"run_id": run.id, "delivery_id": delivery, "number": 1, "at": NOW, "duration_ms": 1.0}
     tx.execute(tables.delivery_attempts.insert().values(attempt))
     if not enabled:
-        endpoints.disable_endpoint(tx, endpoint.id)
+        endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=False)
 
 
 def load_tables(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:

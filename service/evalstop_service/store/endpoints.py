@@ -148,11 +148,6 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
     _change_waiting(tx, endpoint_id, sa.true(), **cancelled)
 
 
-def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
-    """Disable an endpoint that answered that it is gone for good."""
-    tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
-
-
 _HAS_FAILED = sa.exists().where(
     delivery_attempts.c.run_id == deliveries.c.run_id,
     delivery_attempts.c.delivery_id == deliveries.c.id,

@@ -224,7 +224,7 @@ def test_running_runs_and_waiting_deliveries_are_measured(database: Database) ->
             )
             of_event = deliveries.c.event_id == event_id
             tx.execute(deliveries.update().where(of_event).values(due_at=NOW + timedelta(seconds=wait)))
-        endpoints.disable_endpoint(tx, disabled.id)
+        endpoints.update_endpoint(tx, project.id, disabled.id, enabled=False)
     figures = read_figures(build_registry(database))
     assert figures["evalstop_running_runs"] == {(): 1}
     waiting = {labels[0][1]: value for labels, value in figures["evalstop_outbox_deliveries"].items()}

@@ -1,6 +1,6 @@
 """An attempt of a delivery: what its worker claimed, how it ended, and how long a failing endpoint is left alone.
 
-closed ──(consecutive failures)──> open ──(`open_until`)──> closed again, and at the next failure open for twice as long
+closed ──(consecutive failures)──> open ──(`open_until`)──> a success: closed; a failure: open for twice as long
 
 Deliveries to an open endpoint are not claimed, so they use up no attempts.
 """
@@ -104,8 +104,8 @@ class FinishedAttempt:
 class BreakerLimits:
     """After this many consecutive `failures`, nothing is sent for `first_seconds`.
 
-    Each failure after a pause doubles it up to `longest_seconds`: a receiver that restarts gets its stops after a
-    second or two, and one that is gone is hardly tried.
+    A failure after a pause doubles it up to `longest_seconds`: a receiver that restarts gets its stops after a second
+    or two, and one that is gone is hardly tried.
     """
 
     failures: int = 10
@@ -118,43 +118,42 @@ class BreakerLimits:
         return timedelta(seconds=min(self.first_seconds * 2.0**doublings, self.longest_seconds))
 
 
-def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: BreakerLimits) -> dict[UUID, datetime]:
-    """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
+def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: BreakerLimits) -> None:
+    """Count the consecutive failures of endpoints, whose rows are locked, and open or close their circuit breakers.
 
-    Attempts that were under way when the breaker opened may succeed, which closes it; if they fail during the pause,
-    they do not lengthen it.
+    Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
     """
     attempts: dict[UUID, list[FinishedAttempt]] = defaultdict(list)
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
         attempts[attempt.claimed.endpoint_id].append(attempt)
-    opened = {}
+    table = endpoints.c
     for endpoint_id, of_one in attempts.items():
-        table = endpoints.c
-        row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
-        failures, open_until, opens = row.failures, row.open_until, False
+        query = sa.select(table.failures, table.open_until).where(table.id == endpoint_id)
+        failures, open_until = tx.execute(query).one()
         for attempt in of_one:
             if attempt.went_well:
-                failures, open_until, opens = 0, None, False
+                failures, open_until = 0, None
             elif open_until is None or attempt.at >= open_until:
                 failures += 1
-                opens = failures >= breaker.failures
-                open_until = attempt.at + breaker.compute_pause(failures) if opens else None
-        if opens:
-            opened[endpoint_id] = open_until
+                if failures >= breaker.failures:
+                    open_until = attempt.at + breaker.compute_pause(failures)
         tx.execute(sa.update(endpoints).where(table.id == endpoint_id).values(failures=failures, open_until=open_until))
-    return opened
 
 
-def save_results(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
-    """Save and log the results of the attempts whose lease is still held; returns the state and the number of attempts
-    that each delivery had before."""
-    ids = [attempt.claimed.id for attempt in ended]
-    present = {key: (state, number) for key, state, number in tx.execute(_PRESENT, {"ids": ids})}
-    rows = [_to_row(item) for item in ended if present.get(item.claimed.id) == ("waiting", item.claimed.attempts)]
+def save_results(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, DeliveryState]:
+    """Save and log the results of the attempts whose lease is still held; see `leases.settle_deliveries`."""
+    number_of = {attempt.claimed.id: attempt.claimed.attempts for attempt in ended}
+    present = tx.execute(_PRESENT, {"ids": list(number_of)})
+    held = {
+        key: state
+        for key, state, number in present
+        if number == number_of[key] and state in (DeliveryState.WAITING, DeliveryState.CANCELLED)
+    }
+    rows = [_to_row(attempt) for attempt in ended if held.get(attempt.claimed.id) is DeliveryState.WAITING]
     if rows:
         tx.execute(_SAVE, rows)
         tx.execute(_LOG, [{name: row[name] for name in _LOGGED} for row in rows])
-    return present
+    return held
 
 
 def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
 
 # Rows are locked in key order, as bulk cancellation locks them.
 _PRESENT = (
-    sa.select(deliveries.c.id, sa.type_coerce(deliveries.c.state, sa.Text), deliveries.c.attempts)
+    sa.select(deliveries.c.id, deliveries.c.state, deliveries.c.attempts)
     .where(deliveries.c.id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(deliveries.c.run_id, deliveries.c.id)
     .with_for_update()

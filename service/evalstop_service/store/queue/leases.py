@@ -15,8 +15,7 @@ Times are compared with one clock for all workers: PostgreSQL's, or the machine'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -24,6 +23,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.event_types import REQUEST_EVENTS
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import endpoints, hand_overs
 from evalstop_service.store.database import Transaction
@@ -46,38 +46,15 @@ DueDelivery = sa.Row[*tuple[Any, ...]]
 """A delivery that may be claimed, with its event and its endpoint: a row of `_select_due`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The deliveries still held, and those cancelled meanwhile. All others had been taken over by other workers.
-
-    `opened`: endpoints whose circuit breaker opened, and until when.
-    """
-
-    still_held: frozenset[UUID]
-    cancelled: frozenset[UUID]
-    opened: Mapping[UUID, datetime] = field(default_factory=dict)
-
-
 def find_due_deliveries(
-    tx: Transaction, now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int] | None = None
+    tx: Transaction, now: datetime, limit: int, per_endpoint: int, busy: Collection[UUID] = ()
 ) -> Sequence[DueDelivery]:
-    """Up to `limit` deliveries to claim, longest due first, and at most `per_endpoint` of one endpoint.
+    """Up to `limit` deliveries to claim, longest due first: at most `per_endpoint` of one endpoint, and none of `busy`.
 
-    `room`: endpoints with a limit other than `per_endpoint`. On PostgreSQL the result is locked, and rows that another
-    transaction has locked are skipped.
+    On PostgreSQL the result is locked, and rows that another transaction has locked are skipped.
     """
-    room_left = dict(room or {})
-    parameters = _limit_claims(now, limit, per_endpoint, room_left)
-    if tx.dialect.name == "postgresql":
-        return tx.execute(_DUE_ON_POSTGRESQL, parameters).all()
-    due: list[DueDelivery] = []
-    for delivery in tx.execute(_DUE_ON_SQLITE, parameters):  # whose LIMIT can't depend on the endpoint
-        left = room_left.get(delivery.endpoint_id, per_endpoint)
-        if left > 0 and len(due) < limit:
-            due.append(delivery)
-            left -= 1
-        room_left[delivery.endpoint_id] = left
-    return due
+    parameters = {"now": now, "limit": limit, "most": per_endpoint, "busy": list(busy)}
+    return tx.execute(_DUE[tx.dialect.name], parameters).all()
 
 
 def find_endpoints_with_due(tx: Transaction, endpoint_ids: Collection[UUID], now: datetime) -> set[UUID]:
@@ -92,12 +69,10 @@ def claim_deliveries(
     lease_seconds: float,
     limit: int,
     per_endpoint: int,
-    room: Mapping[UUID, int] | None = None,
+    busy: Collection[UUID] = (),
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[ClaimedDelivery]:
-    """Claim up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
-
-    `room`: endpoints with a limit other than `per_endpoint`.
+    """Claim what `find_due_deliveries` finds.
 
     1. Select what is due and lock it, skipping rows that another worker has locked, so that no two workers claim the
        same delivery and none waits for another.
@@ -109,10 +84,7 @@ def claim_deliveries(
     """
     if limit <= 0:
         return []
-    lease_until = now + timedelta(seconds=lease_seconds)
-    claimed = find_due_deliveries(tx, now, limit, per_endpoint, room)
-    _lease(tx, claimed, lease_until)
-    return _hand_over(tx, claimed, now, lease_until, encryption)
+    return _lease(tx, find_due_deliveries(tx, now, limit, per_endpoint, busy), now, lease_seconds, encryption)
 
 
 def pull_deliveries(
@@ -128,58 +100,42 @@ def pull_deliveries(
     Raises UnreadableSecret when no configured key decrypts the endpoint's secrets.
     """
     encryption.decrypt(endpoint.secret, endpoint.id)
-    lease_until = now + timedelta(seconds=lease_seconds)
-    parameters = {"of_endpoint": endpoint.id, "now": now, "most": limit}
-    due = tx.execute(_DUE_OF_ENDPOINT[tx.dialect.name], parameters).all()
-    _lease(tx, due, lease_until)
-    return _hand_over(tx, due, now, lease_until, encryption)
+    due = tx.execute(_DUE_OF_ENDPOINT[tx.dialect.name], {"of_endpoint": endpoint.id, "now": now, "most": limit}).all()
+    return _lease(tx, due, now, lease_seconds, encryption)
 
 
 def settle_deliveries(
     tx: Transaction, ended: Sequence[FinishedAttempt], breaker: BreakerLimits | None = None
-) -> Settlement:
+) -> dict[UUID, DeliveryState]:
     """Record the results of many attempts. Where the lease expired and another worker took over, nothing changes.
 
-    `breaker`: when a failing endpoint is left alone; None: never.
+    Returns the state in which each of the other deliveries was: waiting, or cancelled during the attempt. `breaker`:
+    when a failing endpoint is left alone; None: never.
 
     1. Lock the endpoints that will change before their deliveries: deleting an endpoint locks in the same order, so the
        two cannot deadlock.
     2. Update each delivery that still waits under the same attempt, and log the attempt.
     3. Disable the endpoints that answered that they are gone for good.
-    4. Count consecutive failures, and open the circuit breakers of endpoints that reached the limit.
+    4. Count consecutive failures, and open the circuit breakers of endpoints that reached the limit. A delivery that
+       was cancelled during its attempt shows as well whether its endpoint works.
     """
     if not ended:
-        return Settlement(frozenset(), frozenset())
-    gone_endpoints = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
-    counted = ended if breaker is not None else []
-    failing_endpoints = {
-        attempt.claimed.endpoint_id for attempt in counted if attempt.claimed.failures or not attempt.went_well
+        return {}
+    failing = {
+        attempt.claimed.endpoint_id
+        for attempt in ended
+        if breaker is not None and (attempt.claimed.failures or not attempt.went_well)
     }
-    if changing := gone_endpoints | failing_endpoints:
+    if changing := failing | {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}:
         lock = sa.select(targets.c.id).where(targets.c.id.in_(changing)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
-    present = attempts.save_results(tx, ended)
-    still_held = [
-        attempt for attempt in ended if present.get(attempt.claimed.id) == ("waiting", attempt.claimed.attempts)
-    ]
-    for endpoint_id in sorted({attempt.claimed.endpoint_id for attempt in still_held if attempt.is_gone}):
-        endpoints.disable_endpoint(tx, endpoint_id)
-    opened: dict[UUID, datetime] = {}
-    if breaker is not None and failing_endpoints:
-        # A delivery that was cancelled during its attempt shows as well whether its endpoint works.
-        valid = [
-            attempt
-            for attempt in counted
-            if attempt.claimed.endpoint_id in failing_endpoints
-            and present.get(attempt.claimed.id)
-            in [(state, attempt.claimed.attempts) for state in ("waiting", "cancelled")]
-        ]
-        opened = attempts.record_results(tx, valid, breaker)
-    return Settlement(
-        frozenset(attempt.claimed.id for attempt in still_held),
-        frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
-        opened,
-    )
+    held = attempts.save_results(tx, ended)
+    own = [attempt for attempt in ended if attempt.claimed.id in held]
+    if gone := {attempt.claimed.endpoint_id for attempt in own if attempt.is_gone}:
+        tx.execute(targets.update().where(targets.c.id.in_(gone)).values(enabled=False))
+    if breaker is not None:
+        attempts.record_results(tx, [attempt for attempt in own if attempt.claimed.endpoint_id in failing], breaker)
+    return held
 
 
 def settle_pulled(
@@ -191,18 +147,7 @@ def settle_pulled(
         return None
     claimed = ClaimedDelivery(**row, attempts=attempt, lease_until=row["due_at"], url=endpoint.url, body="")
     ended = FinishedAttempt(claimed, result, at, status_code=status_code)
-    return delivery_id in settle_deliveries(tx, [ended]).still_held
-
-
-def _limit_claims(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
-    known = {str(endpoint_id): max(0, left) for endpoint_id, left in room.items()}
-    most = max(0, per_endpoint, *known.values())
-    return {"now": now, "limit": limit, "per_endpoint": per_endpoint, "room": known, "most": most}
-
-
-def _lease(tx: Transaction, due: Sequence[DueDelivery], lease_until: datetime) -> None:
-    if due:
-        tx.execute(_LEASE, {"ids": [delivery.id for delivery in due], "lease_until": lease_until})
+    return settle_deliveries(tx, [ended]).get(delivery_id) is DeliveryState.WAITING
 
 
 def _put_back(tx: Transaction, delivery: DueDelivery | ClaimedDelivery, due_at: datetime, **values: Any) -> None:
@@ -212,12 +157,16 @@ def _put_back(tx: Transaction, delivery: DueDelivery | ClaimedDelivery, due_at: 
     tx.execute(deliveries.update().where(*of_delivery).values(values))
 
 
-def _hand_over(
-    tx: Transaction, leased: Sequence[DueDelivery], now: datetime, lease_until: datetime, encryption: Encryption
+def _lease(
+    tx: Transaction, due: Sequence[DueDelivery], now: datetime, lease_seconds: float, encryption: Encryption
 ) -> list[ClaimedDelivery]:
-    """These deliveries with their secrets, their stops handed over."""
+    """Claim these deliveries, with their secrets, and hand their stops over."""
+    if not due:
+        return []
+    lease_until = now + timedelta(seconds=lease_seconds)
+    tx.execute(_LEASE, {"ids": [delivery.id for delivery in due], "lease_until": lease_until})
     claims = []
-    for delivery in leased:
+    for delivery in due:
         previous, until = delivery.previous_secret, delivery.previous_secret_until
         valid = endpoints.select_valid_secrets(delivery.secret, previous, until, now)
         try:
@@ -267,13 +216,13 @@ _STOP_OF = sa.case(((targets.c.format == "standard") & events.c.type.in_(REQUEST
 )
 
 
-def _select_due(dialect: str, source: sa.FromClause, most: Any, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _select_due(dialect: str, source: sa.FromClause, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """The due deliveries of the endpoints in a source, locked, of each endpoint the first `most`.
 
     The columns are those fields of `ClaimedDelivery` that are stored, and the three of `select_valid_secrets`.
     """
     names = ("run_id", "id", "event_id", "endpoint_id", "attempts", "due_at")
-    first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(most)
+    first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(_MOST)
     first = first.with_for_update(skip_locked=True, of=deliveries).correlate(targets)
     head: sa.FromClause = first.lateral("head")
     is_head: sa.ColumnElement[bool] = sa.true()
@@ -306,14 +255,15 @@ _SERVED = sa.and_(
 )
 _SERVED_QUEUES = _QUEUE.join(targets, _SERVED)
 _IS_CLOSED = targets.c.open_until.is_(None) | (targets.c.open_until <= _NOW)
-_MOST, _PER_ENDPOINT = sa.bindparam("most", type_=sa.Integer), sa.bindparam("per_endpoint", type_=sa.Integer)
-_KNOWN_ROOM = sa.bindparam("room", type_=sa.JSON)[sa.cast(targets.c.id, sa.Text)].as_integer()
-_ROOM = sa.func.coalesce(_KNOWN_ROOM, _PER_ENDPOINT)
+_IS_BUSY = targets.c.id.in_(sa.bindparam("busy", expanding=True))
+_MOST = sa.bindparam("most", type_=sa.Integer)
 
-_DUE_ON_POSTGRESQL = _select_due("postgresql", _SERVED_QUEUES, _ROOM, _IS_CLOSED).limit(sa.bindparam("limit"))
-_DUE_ON_SQLITE = _select_due("sqlite", _SERVED_QUEUES, _MOST, _IS_CLOSED)
+_DUE = {
+    dialect: _select_due(dialect, _SERVED_QUEUES, _IS_CLOSED, ~_IS_BUSY).limit(sa.bindparam("limit"))
+    for dialect in ("postgresql", "sqlite")
+}
 _DUE_OF_ENDPOINT = {
-    dialect: _select_due(dialect, targets, _MOST, targets.c.id == sa.bindparam("of_endpoint"))
+    dialect: _select_due(dialect, targets, targets.c.id == sa.bindparam("of_endpoint"))
     for dialect in ("postgresql", "sqlite")
 }
 

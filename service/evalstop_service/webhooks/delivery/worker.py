@@ -29,6 +29,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.encryption import Encryption
@@ -43,7 +44,6 @@ from evalstop_service.store.queue.attempts import (
     FinishedAttempt,
     Retry,
 )
-from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.send import Sender
@@ -66,9 +66,10 @@ T = TypeVar("T")
 class WorkerLimits:
     """The limits of a worker.
 
-    `concurrency`: concurrent attempts; `per_endpoint`: deliveries to one endpoint, so that an endpoint that hangs
-    leaves room for the others. `poll_seconds`: between two looks for due deliveries. `lease_seconds`: how long a
-    delivery stays with a worker that has died; longer than any attempt.
+    `concurrency`: concurrent attempts; `per_endpoint`: how many deliveries to one endpoint are claimed at a time, and
+    under way when no more are claimed, so that an endpoint that hangs leaves room for the others. `poll_seconds`:
+    between two looks for due deliveries. `lease_seconds`: how long a delivery stays with a worker that has died; longer
+    than any attempt.
     """
 
     concurrency: int = 32
@@ -152,9 +153,9 @@ class DeliveryWorker:
         """Settle finished attempts, and claim and start due deliveries; results that could not be settled are kept."""
         finished, self._finished = self._finished, []
         limit, per_endpoint = self._limits.concurrency - self._running.total(), self._limits.per_endpoint
-        room = {endpoint_id: per_endpoint - count for endpoint_id, count in self._running.items()}
+        busy = [endpoint_id for endpoint_id, count in self._running.items() if count >= per_endpoint]
         try:
-            settled, claimed = await self._call(self._settle_and_claim_rows, finished, limit, room)
+            settled, claimed = await self._call(self._settle_and_claim_rows, finished, limit, busy)
         except Exception as error:
             if find_fault(error) is not Fault.BUG:
                 self._finished = finished + self._finished
@@ -172,19 +173,19 @@ class DeliveryWorker:
             task.add_done_callback(self._tasks.discard)
 
     def _settle_and_claim_rows(
-        self, finished: Sequence[FinishedAttempt], limit: int, room: Mapping[UUID, int]
-    ) -> tuple[Settlement, Sequence[ClaimedDelivery]]:
+        self, finished: Sequence[FinishedAttempt], limit: int, busy: Sequence[UUID]
+    ) -> tuple[Mapping[UUID, DeliveryState], Sequence[ClaimedDelivery]]:
         """In one transaction, unless there is nothing to settle and nothing due:
 
         1. Settle the attempts first: the deliveries that they release can be claimed immediately.
         2. Read the clock after settling, which may wait for a lock, so that a lease begins when it is written.
         3. Claim what is due, and hand over the stops among it.
         """
-        limits = (limit, self._limits.per_endpoint, room)
+        limits = (limit, self._limits.per_endpoint, busy)
         if not finished:
             with self._database.reading() as tx:  # without the lock of SQLite's one writer
                 if limit <= 0 or not leases.find_due_deliveries(tx, read_now(tx, self._clock), *limits):
-                    return Settlement(frozenset(), frozenset()), ()
+                    return {}, ()
         with self._database.transaction() as tx:
             settled = leases.settle_deliveries(tx, finished, self._breaker)
             now = read_now(tx, self._clock)
@@ -202,7 +203,7 @@ class DeliveryWorker:
                     raise
                 log.exception("cannot record delivery %s; it is sent again after its lease", attempt.claimed.id)
 
-    def _settle_rows(self, finished: Sequence[FinishedAttempt]) -> Settlement:
+    def _settle_rows(self, finished: Sequence[FinishedAttempt]) -> Mapping[UUID, DeliveryState]:
         with self._database.transaction() as tx:
             return leases.settle_deliveries(tx, finished, self._breaker)
 
@@ -275,20 +276,19 @@ class DeliveryWorker:
         now, read_at = self._time_read
         return now + timedelta(seconds=time.monotonic() - read_at)
 
-    def _report_settled(self, finished: Sequence[FinishedAttempt], settled: Settlement) -> None:
-        for endpoint_id, until in settled.opened.items():
-            log.warning("endpoint %s keeps failing; nothing is sent to it until %s", endpoint_id, rfc3339(until))
+    def _report_settled(self, finished: Sequence[FinishedAttempt], settled: Mapping[UUID, DeliveryState]) -> None:
         results: Counter[str] = Counter()
         for attempt in finished:
             claimed, result = attempt.claimed, attempt.result
             log_context = {"run_id": claimed.run_id, "delivery_id": claimed.id}
-            if claimed.id in settled.still_held:
+            state = settled.get(claimed.id)
+            if state is DeliveryState.WAITING:
                 results[_RESULT_LABELS[type(result)]] += 1
                 if isinstance(result, Retry | Dead):
                     then = f"next at {rfc3339(result.due_at)}" if isinstance(result, Retry) else "given up"
                     args = (claimed.id, claimed.attempts, then, result.error)
                     log.warning("delivery %s: attempt %d failed, %s: %s", *args, extra=log_context)
-            elif claimed.id in settled.cancelled:
+            elif state is DeliveryState.CANCELLED:
                 results["cancelled"] += 1
                 log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts, extra=log_context)
             else:

@@ -1,11 +1,12 @@
-"""Circuit breakers of endpoints: open for a while after failures, closed when an attempt succeeds."""
+"""Circuit breakers of endpoints: open after failures, tried again after a pause, closed by a success."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
@@ -28,11 +29,17 @@ BREAKER = BreakerLimits(failures=3, first_seconds=30)
 def settle_attempt(
     tx: Transaction, claimed: ClaimedDelivery, result: Result, seconds: float = 0, code: int | None = 500
 ) -> bool:
-    """Settle one attempt; return whether its endpoint's breaker opened."""
+    """Settle one attempt; return whether its endpoint is paused afterwards."""
     at = EPOCH + timedelta(seconds=seconds)
     settled = leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, 1.0, code)], BREAKER)
-    assert settled.still_held == {claimed.id}
-    return claimed.endpoint_id in settled.opened
+    assert settled == {claimed.id: DeliveryState.WAITING}
+    return find_pause(tx, claimed) > at
+
+
+def find_pause(tx: Transaction, claimed: ClaimedDelivery) -> datetime:
+    """Until when the endpoint of a delivery is paused; EPOCH: it is not."""
+    query = sa.select(tables.endpoints.c.open_until).where(tables.endpoints.c.id == claimed.endpoint_id)
+    return tx.execute(query).scalar_one() or EPOCH
 
 
 def retry_at(seconds: float) -> Retry:
@@ -70,32 +77,35 @@ def add_second_endpoint(tx: Transaction, project: SeededProject) -> endpoints.En
     return endpoints.add_endpoint(tx, project.id, url="http://y.example", event_types=["*"], now=EPOCH)
 
 
-def test_successful_attempt_closes_the_breaker(database: Database, project: SeededProject) -> None:
-    """After the pause all waiting deliveries can be claimed; the first that succeeds closes the breaker."""
+def test_success_closes_the_breaker(database: Database, project: SeededProject) -> None:
+    """After the pause deliveries are claimed again; the first that succeeds closes the breaker."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
-        first, *others = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
-        assert len(others) == 7
+        later = EPOCH + timedelta(seconds=31)
+        first, *_ = claim_deliveries(tx, later, 10, 8)
         assert not settle_attempt(tx, first, Delivered(), 32, 200)
         reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
         assert (reloaded.failures, reloaded.open_until) == (0, None)
 
 
-def test_failure_after_the_pause_opens_the_breaker_again(database: Database, project: SeededProject) -> None:
-    """When an attempt fails after the pause, the endpoint is paused again, and the other attempts count no more."""
+def test_failure_opens_the_breaker_again(database: Database, project: SeededProject) -> None:
+    """Of the deliveries that fail together after the pause, the first opens the breaker for twice as long."""
+    breaker = BreakerLimits(failures=3, first_seconds=30, longest_seconds=600)
     with database.transaction() as tx:
-        add_endpoint_with_open_breaker(tx, project, waiting=0)
-        failed = [
-            settle_attempt(tx, item, retry_at(60), 32)
-            for item in claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+        endpoint = add_endpoint_with_open_breaker(tx, project)
+        claimed = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+        ends = [EPOCH + timedelta(seconds=32 + number) for number in range(len(claimed))]
+        attempts = [
+            FinishedAttempt(delivery, retry_at(60), at, 1.0, 500) for delivery, at in zip(claimed, ends, strict=True)
         ]
-        assert failed == [True, False, False]
-        assert claim_deliveries(tx, EPOCH + timedelta(seconds=61), 10, 8) == []
-        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=63), 10, 8)) == 3
+        leases.settle_deliveries(tx, attempts, breaker)
+        reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
+        assert len(claimed) == 8
+        assert (reloaded.failures, reloaded.open_until) == (4, ends[0] + timedelta(seconds=60))
 
 
 def test_each_endpoint_has_its_own_breaker(database: Database, project: SeededProject) -> None:
-    """Failures count for one endpoint, in the order of its attempts, and each is tried again after its pause."""
+    """Failures count for one endpoint, in the order of its attempts."""
     with database.transaction() as tx:
         failing, other = (
             endpoints.add_endpoint(tx, project.id, url=f"http://{name}.example", event_types=["*"], now=EPOCH)
@@ -121,31 +131,28 @@ def test_each_endpoint_has_its_own_breaker(database: Database, project: SeededPr
         ]
         leases.settle_deliveries(tx, attempts, BREAKER)
         assert count_failures() == [3, 0]
-        for delivery in of_other[2:5]:
-            settle_attempt(tx, delivery, retry_at(100))
-        tried = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 16)
-    assert {delivery.endpoint_id for delivery in tried} == {failing.id, other.id}
 
 
-def test_pause_doubles_with_each_failure_after_it(database: Database, project: SeededProject) -> None:
+def test_pause_doubles_with_each_failure(database: Database, project: SeededProject) -> None:
     """The first pause is short; a failure after it doubles it, up to the longest."""
     breaker = BreakerLimits(failures=3, first_seconds=1, longest_seconds=5)
     with database.transaction() as tx:
-        endpoint = add_second_endpoint(tx, project)
+        add_second_endpoint(tx, project)
         for number in range(6):
             project.add_event_of_new_run(tx, number)
         pauses, at = [], EPOCH
         for _ in range(6):
             (claimed,) = claim_deliveries(tx, at, 10, 1)
             attempt = FinishedAttempt(claimed, retry_at(1000), at, 1.0, 500)
-            until = leases.settle_deliveries(tx, [attempt], breaker).opened.get(endpoint.id, at)
+            leases.settle_deliveries(tx, [attempt], breaker)
+            until = max(at, find_pause(tx, claimed))
             pauses.append((until - at).total_seconds())
             at = until
     assert pauses == [0, 0, 1, 2, 4, 5]
 
 
 def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, project: SeededProject) -> None:
-    """What was sent before the breaker opened and fails during the pause neither counts nor moves its end."""
+    """What was sent before the breaker opened and fails during the pause neither counts nor lengthens it."""
     with database.transaction() as tx:
         endpoint = add_second_endpoint(tx, project)
         for number in range(8):
@@ -153,23 +160,23 @@ def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, projec
         claimed = claim_deliveries(tx, EPOCH, 10, 10)
         results = [settle_attempt(tx, delivery, retry_at(1), number) for number, delivery in enumerate(claimed)]
         reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-    assert results == [False, False, True] + [False] * 5
+    assert results == [False, False] + [True] * 6
     assert reloaded is not None
     assert (reloaded.failures, reloaded.open_until) == (3, EPOCH + timedelta(seconds=2 + 30))
 
 
 def test_attempt_of_a_cancelled_delivery_counts(database: Database, project: SeededProject) -> None:
-    """It shows whether the endpoint works even if its delivery was cancelled meanwhile, as by an escalation."""
+    """An attempt shows whether the endpoint works even if its delivery was cancelled meanwhile, as by an escalation."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
         found = []
         for result, code, seconds in ((retry_at(60), 500, 32.0), (Delivered(), 200, 93.0)):
             at = EPOCH + timedelta(seconds=seconds)
-            (tried,) = claim_deliveries(tx, at, 10, 1)
-            cancelled = tables.deliveries.update().where(tables.deliveries.c.id == tried.id)
+            (probe,) = claim_deliveries(tx, at, 10, 1)
+            cancelled = tables.deliveries.update().where(tables.deliveries.c.id == probe.id)
             tx.execute(cancelled.values(state=DeliveryState.CANCELLED))
-            settled = leases.settle_deliveries(tx, [FinishedAttempt(tried, result, at, 1.0, code)], BREAKER)
-            assert settled.cancelled == {tried.id}
+            settled = leases.settle_deliveries(tx, [FinishedAttempt(probe, result, at, 1.0, code)], BREAKER)
+            assert settled == {probe.id: DeliveryState.CANCELLED}
             reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
             found.append((reloaded.failures, reloaded.open_until))
     assert found == [(4, EPOCH + timedelta(seconds=32 + 30)), (0, None)]
@@ -200,8 +207,8 @@ def test_updated_endpoint_is_tried_at_once(database: Database, project: SeededPr
     """A new URL, or enabling the endpoint, closes the breaker and ends pauses before retries, but no veto window."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
-        (tried,) = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 1)
-        settle_attempt(tx, tried, retry_at(900), 31)
+        for delivery in claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8):
+            settle_attempt(tx, delivery, retry_at(900), 31)
         window_ends = EPOCH + timedelta(seconds=60)
         project.add_event_of_new_run(tx, 20, due_at=window_ends)
         assert claim_deliveries(tx, EPOCH + timedelta(seconds=32), 20, 20) == []

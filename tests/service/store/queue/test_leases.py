@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, outbox
@@ -86,8 +87,8 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
                 FinishedAttempt(cancelled, Delivered(), at, 1.0, 200),
             ],
         )
-        assert settled.still_held == {delivered.id, retried.id, dead.id}
-        assert settled.cancelled == {cancelled.id}
+        held = dict.fromkeys((delivered.id, retried.id, dead.id), DeliveryState.WAITING)
+        assert settled == held | {cancelled.id: DeliveryState.CANCELLED}
         stored = {delivery.id: delivery for delivery in project.list_deliveries(tx)}
         assert [
             (stored[delivery.id].state, stored[delivery.id].last_error) for delivery in (delivered, retried, dead, lost)

@@ -15,7 +15,7 @@ from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_de
 
 
 def test_claims_are_limited_per_endpoint(database: Database, project: SeededProject) -> None:
-    """An endpoint with a long queue gets its limit, less its running attempts, and leaves room for others."""
+    """An endpoint with a long queue gets its limit, and nothing while it is busy, which leaves room for others."""
     busy = project.add_endpoint(database, "http://busy.example", ("run.suspected",))
     with database.transaction() as tx:
         for number in range(10):
@@ -25,8 +25,8 @@ def test_claims_are_limited_per_endpoint(database: Database, project: SeededProj
         project.add_event(tx, 10, now=EPOCH + timedelta(seconds=1))
         now = EPOCH + timedelta(seconds=2)
         first = claim_deliveries(tx, now, 60, 8, per_endpoint=3)
-        second = claim_deliveries(tx, now, 60, 8, per_endpoint=3, room={busy.id: 0})
-        third = claim_deliveries(tx, now, 60, 8, per_endpoint=3, room={busy.id: 1})
+        second = claim_deliveries(tx, now, 60, 8, per_endpoint=3, busy=[busy.id])
+        third = claim_deliveries(tx, now, 60, 8, per_endpoint=1)
     assert [delivery.endpoint_id for delivery in first] == [busy.id, busy.id, busy.id, quiet.id]
     assert second == []
     assert [delivery.endpoint_id for delivery in third] == [busy.id]

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
 from evalstop_service.domain.run import Call, Verdict
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
@@ -256,17 +257,18 @@ def claim_deliveries(
     lease_seconds: float,
     limit: int,
     per_endpoint: int | None = None,
-    room: dict[UUID, int] | None = None,
+    busy: Sequence[UUID] = (),
 ) -> list[ClaimedDelivery]:
     """Claim due deliveries as a worker does, without a limit per endpoint by default."""
-    return leases.claim_deliveries(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, room)
+    return leases.claim_deliveries(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, busy)
 
 
 def settle_delivery(
     tx: Transaction, claimed: ClaimedDelivery, result: Result, at: datetime = EPOCH, **details: Any
 ) -> bool:
     """Settle one attempt; return whether its lease was still held."""
-    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **details)]).still_held == {claimed.id}
+    settled = leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **details)])
+    return settled == {claimed.id: DeliveryState.WAITING}
 
 
 def announce_events(database: Database, project: SeededProject, count: int = 1) -> None:
