@@ -25,7 +25,6 @@ from evalstop_detectors.policy.codec import (
     policy_to_document,
 )
 from evalstop_detectors.policy.monitor import advance, advance_parts, replay, step
-from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
 from evalstop_detectors.policy.policy import Member, Policy
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.policy.state import (
@@ -80,7 +79,6 @@ __all__ = [
     "MonitorState",
     "Observation",
     "OutOfOrder",
-    "PastRun",
     "Policy",
     "Role",
     "RoleOrigin",
@@ -97,7 +95,6 @@ __all__ = [
     "combine_values",
     "derive_total_steps",
     "describe_document",
-    "find_calls",
     "find_highest",
     "find_request",
     "find_total_steps",
@@ -108,7 +105,6 @@ __all__ = [
     "policy_to_document",
     "recognize_roles",
     "replay",
-    "replay_runs",
     "select_version",
     "start",
     "start_combining",

@@ -10,10 +10,8 @@ from enum import StrEnum
 from itertools import chain, repeat
 from typing import NamedTuple
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
-from numpy.typing import NDArray
 
 
 class MetricRole(StrEnum):
@@ -128,12 +126,6 @@ class Column(NamedTuple):
     stderrs: Sequence[float | None] | None = None
     progress: Sequence[float | None] | None = None
     observations: Sequence[Observation] | None = None
-
-    def place_finite(self, steps: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Its finite values, and the index in `steps` of the eval that each precedes; past the last: their count."""
-        values = np.array(self.values, dtype=np.float64)
-        finite = np.isfinite(values)
-        return np.searchsorted(steps, np.array(self.steps, dtype=np.int64)[finite]), values[finite]
 
 
 NO_VALUES = Column((), ())

@@ -28,17 +28,11 @@ def sweep(
     work: Callable[[Item], Result], items: Sequence[Item], title: str, jobs: int = 1, chunk: int = CHUNK
 ) -> list[Result]:
     """Apply `work` to each item in `jobs` processes, `chunk` items at a time; returns the results in order."""
-    return sweep_chunks(partial(_apply_to_each, work), items, title, jobs, chunk)
-
-
-def sweep_chunks(
-    work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], title: str, jobs: int = 1, chunk: int = CHUNK
-) -> list[Result]:
-    """Like `sweep`, but `work` takes a chunk of items."""
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
-    in_turn: Iterable[list[Result]] = map(work, chunks)
+    work_on = partial(_apply_to_each, work)
+    in_turn: Iterable[list[Result]] = map(work_on, chunks)
     if jobs > 1:
-        in_turn = joblib.Parallel(n_jobs=jobs, return_as="generator")(joblib.delayed(work)(part) for part in chunks)
+        in_turn = joblib.Parallel(n_jobs=jobs, return_as="generator")(joblib.delayed(work_on)(part) for part in chunks)
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -25,8 +25,8 @@ from evalstop_detectors import (
 )
 from evalstop_detectors.detectors.posterior import HELD_EVALS, Posterior
 from evalstop_detectors.posterior import network, paired
-from evalstop_detectors.posterior.features import LIMIT, MANY, ONE, FeatureState, Given, advance
-from evalstop_detectors.posterior.paired import Answer, describe_answer, describe_effect
+from evalstop_detectors.posterior.features import LIMIT
+from evalstop_detectors.posterior.paired import describe_effect
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -208,34 +208,6 @@ def test_evaluate_now_is_read_and_validated() -> None:
     assert policy.evaluate_now == EvalRequests(most=1)
     with pytest.raises(InvalidPolicy, match=r"evaluate_now\.most"):
         policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 0}})
-
-
-@given(
-    falls=st.lists(
-        st.tuples(st.floats(-5, 5), st.floats(0, 5), st.floats(-5, 5), st.integers(1, 9)), min_size=2, max_size=4
-    ),
-    scores=st.lists(st.lists(st.floats(-5, 5), min_size=12, max_size=12), min_size=4, max_size=4),
-)
-def test_answer_features_are_equal_for_one_run_and_many(
-    falls: list[tuple[float, float, float, int]], scores: list[list[float]]
-) -> None:
-    """Python floats and NumPy arrays give the same bits."""
-    count = len(falls)
-    columns = np.array([[float(item) for item in row] for row in zip(*falls, strict=True)])
-    together, states = FeatureState(), [FeatureState() for _ in falls]
-    zero = np.zeros(count)
-    for eval_index in range(12):
-        rows = np.array([scores[index][eval_index] for index in range(count)])
-        together, _ = advance(MANY, together, Given(rows, *(zero,) * 8))
-        for index in range(count):
-            states[index], _ = advance(ONE, states[index], Given(scores[index][eval_index], *(0.0,) * 8))
-    with np.errstate(over="ignore"):
-        batch_features = describe_answer(
-            MANY, together, Answer(columns[0], columns[1], columns[2], columns[3], zero, zero)
-        )
-    for index, (fall, stderr, curve_fall, since) in enumerate(falls):
-        single_features = describe_answer(ONE, states[index], Answer(fall, stderr, curve_fall, float(since)))
-        assert [float(np.broadcast_to(item, (count,))[index]) for item in batch_features] == single_features
 
 
 def test_layer_sums_stay_below_2_to_53() -> None:

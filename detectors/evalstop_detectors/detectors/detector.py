@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Observation, to_observations
 
@@ -94,23 +92,6 @@ Changes = list[tuple[tuple[int, int], Evidence]]
 """The `order` of each observation at which the evidence became a new object, and that object."""
 
 
-class Trace(NamedTuple):
-    """The `Changes` of a whole run from its start; each evidence is worded on demand.
-
-    By place: `orders`, the values of the evidence, `word` gives the evidence. Neighbors may be equal.
-    """
-
-    orders: Sequence[tuple[int, int]]
-    values: NDArray[np.float64]
-    word: Callable[[int], Evidence]
-
-    @staticmethod
-    def of_changes(changes: Changes) -> Trace:
-        evidence = [item for _, item in changes]
-        values = np.array([item.value for item in evidence], dtype=np.float64)
-        return Trace([order for order, _ in changes], values, evidence.__getitem__)
-
-
 S = TypeVar("S")
 
 
@@ -119,7 +100,7 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
 
     The fields are the parameters that a policy may set; their types are the schema. States are frozen structs of finite
     JSON values. `step` is only called with observations of `roles`, sorted by `order`, each once. A detector that is
-    faster on several observations overrides `fold`, one that is faster on many runs `trace_runs`.
+    faster on several observations overrides `fold`.
     """
 
     name: ClassVar[str]
@@ -170,10 +151,6 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
                 evidence = latest
                 changes.append((observation.order, latest))
         return state, changes
-
-    def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:
-        """The changes of the evidence over each of these whole runs, given as columns of its roles."""
-        return [Trace.of_changes(self.fold(self.start(), None, columns)[1]) for columns in runs]
 
     def with_requests(self, requests: EvalRequests) -> Detector[S]:
         """The detector, set to ask for paired evaluations; itself if it never asks."""

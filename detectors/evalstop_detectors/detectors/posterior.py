@@ -52,19 +52,14 @@ from evalstop_detectors.detectors.detector import (
     Evidence,
     Kind,
     Thresholds,
-    Trace,
 )
-from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Observation
-from evalstop_detectors.posterior.features import FEATURES, ONE, FeatureState, Given, advance, measure_scale
+from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.posterior.features import FEATURES, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
-    Course,
     Outlook,
     Whole,
-    follow_runs,
     forget_plan,
-    list_given,
-    list_probabilities,
     load_network,
     round_features,
     to_outlook,
@@ -167,37 +162,11 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         """Drops the levels; keeps the rest of the plan and of the requests."""
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
-    def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
-        skipped = [self._list_skipped(columns) for columns in runs]
-        nowhere = {index for index, item in enumerate(skipped) if item and all(item)}
-        followed = [index for index, item in enumerate(skipped) if item is not None and index not in nowhere]
-        inputs = {index: list_given(runs[index]) for index in followed if self.requests is None}
-        at_once = {index: item for index, item in inputs.items() if item is not None}
-        found = follow_runs(load_network(), list(at_once.values()))
-        courses: dict[int, Course | None] = {**dict.fromkeys(nowhere), **dict(zip(at_once, found, strict=True))}
-        return [
-            _trace(columns, courses[index], skipped[index] or [])
-            if index in courses
-            else Trace.of_changes(self.fold(self.start(), None, columns)[1])
-            for index, columns in enumerate(runs)
-        ]
-
-    def _list_skipped(self, columns: Columns) -> list[bool] | None:
-        """Whether each finite eval is skipped; empty: none is. None: the first do not count, so fold the run."""
-        evals = columns.get(MetricRole.EVAL, NO_VALUES)
-        if self.most_evals is None:
-            return []
-        told = evals.progress or [None] * len(evals.steps)
-        finite = [told[place] for place, value in enumerate(evals.values) if math.isfinite(value)]
-        if finite and finite[0] is None and any(item is not None for item in finite):
-            return None
-        return [self._skips(count, item) for count, item in enumerate(finite, start=1)]
-
     def take_eval(self, state: PosteriorState, observation: Observation) -> PosteriorState:
         count = state.features.evals
         if self.most_evals is not None and (count >= self.most_evals or (not count and observation.progress is None)):
             return state if state.evidence is _NOT_SHORT else replace(state, evidence=_NOT_SHORT)
-        features, features_seen = advance(ONE, state.features, _given(state, observation, clipped(observation.value)))
+        features, features_seen = advance(state.features, _given(state, observation, clipped(observation.value)))
         seen = round_features(features_seen)
         hidden = load_network().step(_from_bytes(state.hidden), seen)
         is_best = features.since == 0.0
@@ -239,7 +208,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         features, value, stderr = state.features, clipped(observation.value), observation.stderr
         if stderr is None or not 0 <= stderr < math.inf or features.best <= features.low:
             return replace(state, awaited=False)
-        _, unit = measure_scale(ONE, features)
+        _, unit = measure_scale(features)
         answer_stderr = max(min(stderr, LARGEST), LEAST_STDERR * unit)
         answer, is_sudden, half = None, _fell_at_once(features, features.cliff), 0.5 * (features.best - features.level)
         if is_sudden and -value + _BELOW * answer_stderr < half:
@@ -259,7 +228,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         planned, unplanned = load_network().read(hidden, seen)
         added = (0.0, 0.0)
         if state.answer is not None:
-            answer = round_features(describe_answer(ONE, state.features, state.answer))
+            answer = round_features(describe_answer(state.features, state.answer))
             both = (seen, seen if unplanned is planned else forget_plan(seen))
             again = CONFIRMATION * max(state.confirmed - 1, 0)
             added = (add_log_odds(both[0], answer) + again, add_log_odds(both[1], answer) + again)
@@ -317,7 +286,7 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
 
 def _fell_at_once(features: FeatureState, cliff: float, share: float = 0.0) -> bool:
     """Whether this fall from one eval to the next made most of the fall, which is this share of the gain or more."""
-    noise, _ = measure_scale(ONE, features)
+    noise, _ = measure_scale(features)
     fall, gain = features.best - features.level, features.best - features.start
     return bool(cliff >= max(CLIFF_SHARE * fall, CLIFF_SIGMAS * noise) and fall >= share * gain)
 
@@ -347,36 +316,6 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
         0.0 if progress is None else progress,
         float(progress is not None),
     )
-
-
-def _trace(columns: Columns, course: Course | None, skipped: Sequence[bool]) -> Trace:
-    """The evidence of a run with this course, at each eval; None: it is judged at none of them."""
-    evals, rank = columns[MetricRole.EVAL], RANK[MetricRole.EVAL]
-    finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
-    first = min((column.steps[0], RANK[role]) for role, column in columns.items())
-    orders = [(evals.steps[place], rank) for place in finite]
-    before = [first] if first < orders[0] else []
-    turned = np.zeros(len(finite))
-    if course is not None:
-        turned = list_probabilities(course.outputs, course.unplanned)
-        turned[turned < SAID_FROM] = 0.0
-        turned[: SOONEST - 1] = 0.0
-    if skipped:
-        turned[list(skipped)] = 0.0
-
-    def word(place: int) -> Evidence:
-        index = place - len(before)
-        if index < 0:
-            return _NO_EVALS
-        if course is None or (skipped and skipped[index]):
-            return _NOT_SHORT
-        since, level, best, low = (float(item[index]) for item in course[2:])
-        features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
-        outlook = to_outlook(course.outputs[:, index], course.unplanned[index : index + 1], (0.0, 0.0))
-        progress = None if evals.progress is None else evals.progress[finite[index]]
-        return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progress)
-
-    return Trace([*before, *orders], np.append(np.zeros(len(before)), turned), word)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

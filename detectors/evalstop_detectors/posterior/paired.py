@@ -20,7 +20,7 @@ from importlib import resources
 import numpy as np
 from msgspec import Struct
 
-from evalstop_detectors.posterior.features import LIMIT, Arithmetic, FeatureState, Number, measure_scale
+from evalstop_detectors.posterior.features import LIMIT, FeatureState, asinh, log2, measure_scale
 from evalstop_detectors.posterior.network import FEATURE_ONE, STATE_ONE, SUM_ONE, Whole, look_up_tanh
 
 FIRST_FEATURES, PAIRED_FEATURES = 27, 11  # of the run, without what broke, and of the answer
@@ -37,33 +37,32 @@ class Answer(Struct, frozen=True, array_like=True):
     the previous answer, `has_before` whether there was one (0 or 1).
     """
 
-    fall: Number
-    stderr: Number
-    curve_fall: Number
-    since: Number
-    before: Number = 0.0
-    has_before: Number = 0.0
+    fall: float
+    stderr: float
+    curve_fall: float
+    since: float
+    before: float = 0.0
+    has_before: float = 0.0
 
 
-def describe_answer(ops: Arithmetic, s: FeatureState, answer: Answer) -> list[Number]:
+def describe_answer(s: FeatureState, answer: Answer) -> list[float]:
     """The features of the latest answer at the current eval; the run is below its best."""
-    noise, unit = measure_scale(ops, s)
-    asinh = ops.asinh
+    noise, unit = measure_scale(s)
 
-    def cut(x: Number) -> Number:
-        return ops.minimum(ops.maximum(x, -LIMIT), LIMIT)
+    def cut(x: float) -> float:
+        return min(max(x, -LIMIT), LIMIT)
 
-    stderr = ops.maximum(answer.stderr, LEAST_STDERR * unit)
-    since = ops.maximum(s.since, 1.0)
+    stderr = max(answer.stderr, LEAST_STDERR * unit)
+    since = max(s.since, 1.0)
     return [
         cut(answer.fall / unit),
         asinh(answer.fall / noise),
         asinh(answer.fall / stderr),
         cut((answer.fall - answer.curve_fall) / unit),
         asinh((answer.fall - answer.curve_fall) / noise),
-        ops.log2(1.0 + ops.maximum(since - answer.since, 0.0)) * 0.5,
-        ops.log2(stderr / unit),
-        ops.minimum(answer.since / since, 1.0),
+        log2(1.0 + max(since - answer.since, 0.0)) * 0.5,
+        log2(stderr / unit),
+        min(answer.since / since, 1.0),
         cut((s.best - s.level - answer.curve_fall) / unit),
         cut(answer.before / unit) * answer.has_before,
         answer.has_before,

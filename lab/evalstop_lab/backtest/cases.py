@@ -19,11 +19,11 @@ from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from msgspec.structs import replace
 
-from evalstop_lab.replay.command import CHUNK, choose_jobs
-from evalstop_lab.replay.judged import Judged, judge_runs
+from evalstop_lab.replay.command import choose_jobs
+from evalstop_lab.replay.judged import Judged, judge_run
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.report import to_json_values
-from evalstop_lab.sweep import sweep_chunks
+from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, estimate_mean, wilson
 
 
@@ -92,23 +92,16 @@ def encode_case(case: Case) -> dict[str, Any]:
 def judge_cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
     """Judge these settled runs under labeled policies, with a progress bar."""
     title = f"judging under {' and '.join(policies)}"
-    results = sweep_chunks(partial(_judge_chunk, policies), runs, title, choose_jobs(jobs, runs), CHUNK)
-    return [Case(run, *item) for run, item in zip(runs, results, strict=True)]
+    return sweep(partial(_judge_case, policies), runs, title, choose_jobs(jobs, runs))
 
 
-def _judge_chunk(
-    policies: Mapping[str, Policy], runs: Sequence[Run]
-) -> list[tuple[RunAssessment, dict[str, PolicyOutcome]]]:
-    """The outcome of each run, and what each policy would have done to it."""
-    assessments = [assess_outcome(run) for run in runs]
-    by_policy = [
-        [judge_case(*item) for item in zip(runs, assessments, judge_runs(policy, runs), strict=True)]
-        for policy in policies.values()
-    ]
-    return [
-        (assessment, dict(zip(policies, outcomes, strict=True)))
-        for assessment, *outcomes in zip(assessments, *by_policy, strict=True)
-    ]
+def _judge_case(policies: Mapping[str, Policy], run: Run) -> Case:
+    """The outcome of a run, and what each policy would have done to it."""
+    assessment = assess_outcome(run)
+    outcomes = {
+        label: judge_outcome(run, assessment, judge_run(policy.unobserved, run)) for label, policy in policies.items()
+    }
+    return Case(run, assessment, outcomes)
 
 
 ENOUGH_OF_A_PLAN = 0.9
@@ -151,7 +144,7 @@ def infer_early_stopping(runs: Sequence[Run]) -> None:
                 run.stopped_early = f"{many} end {distance} evals after their best, as by early stopping"
 
 
-def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:
+def judge_outcome(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:
     """Compare a policy's verdict on the run with the run's outcome."""
     stop = judged.stop_step
     if stop is None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, PLAN, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, PLAN, FeatureState, Given, advance
 from evalstop_detectors.posterior.network import (
     HIDDEN,
     OUTPUTS,
@@ -73,30 +74,21 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
         to_come[:n, index] = np.maximum(later - best, 0)
         weight[: n - 1, index] = n**-0.6
     features = np.zeros((longest, count, FEATURES), np.float32)
-    state = FeatureState()
-    for at, inputs in enumerate(list_inputs(runs)):
-        state, run_features = advance(MANY, state, inputs)
-        for number, feature in enumerate(run_features):
-            features[at, :, number] = feature
-        unit = state.best - state.low + np.abs(state.first)
-        to_come[at] /= np.where(unit > 0, unit, 1)
+    for index, run in enumerate(runs):
+        state = FeatureState()
+        for at, inputs in enumerate(list_inputs(run)):
+            state, features[at, index] = advance(state, inputs)
+            to_come[at, index] /= state.best - state.low + state.first or 1
     features = np.floor(np.clip(features, -LIMIT, LIMIT) * RESOLUTION + 0.5) / RESOLUTION
     return Batch(features.astype(np.float32), turned, will, np.clip(to_come, 0, 4), weight)
 
 
-def list_inputs(runs: Sequence[DrawnRun]) -> list[Given]:
-    """The measurements of all runs, by eval; after its last eval a run keeps its last values, without their flags."""
-    longest, count = max(len(run.scores) for run in runs), len(runs)
-    columns = []
-    for name in ("scores", "stderrs", "proxy", "kl", "progress"):
-        values, is_given = np.zeros((longest, count)), np.zeros((longest, count))
-        for index, run in enumerate(runs):
-            measured = getattr(run, name)
-            values[: len(measured), index] = np.nan_to_num(measured)
-            values[len(measured) :, index] = values[len(measured) - 1, index]
-            is_given[: len(measured), index] = np.isfinite(measured)
-        columns += [values] if name == "scores" else [values, is_given]
-    return [Given(*row) for row in zip(*columns, strict=True)]
+def list_inputs(run: DrawnRun) -> Iterator[Given]:
+    """The measurements of a run, by eval."""
+    columns = [np.nan_to_num(run.scores)]
+    for measured in (run.stderrs, run.proxy, run.kl, run.progress):
+        columns += [np.nan_to_num(measured), np.isfinite(measured).astype(float)]
+    return itertools.starmap(Given, zip(*(column.tolist() for column in columns), strict=True))
 
 
 BATCH = 128

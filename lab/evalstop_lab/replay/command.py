@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
+from evalstop_lab.replay.judged import Judged, judge_run
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_options, read_history
 from evalstop_lab.report import new_table
-from evalstop_lab.sweep import sweep_chunks
+from evalstop_lab.sweep import sweep
 
-FEW_RUNS = 500
+FEW_RUNS = 200
 """Up to this many runs, a second process costs more than it saves."""
-
-CHUNK = 1000
-"""Number of runs that a process judges at once: the network takes a step of all of them together."""
 
 EXAMPLES = """examples:
   evalstop-lab replay runs.jsonl --policy paper
@@ -48,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     policy = load_policy(args.policy)
     runs, _ = read_history(args)
-    judged = judge_all(policy, runs, args.jobs, judge_with_calls if args.json else judge_runs)
+    judged = judge_all(policy if args.json else policy.unobserved, runs, args.jobs)
     if guessed := [run for run in runs if run.is_guessed]:
         sys.stderr.write(f"evalstop-lab: {describe_guesses(guessed)}\n")
     if args.json:
@@ -79,14 +76,9 @@ def load_policy(name_or_file: str) -> Policy:
         raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
 
 
-def judge_all(
-    policy: Policy,
-    runs: Sequence[Run],
-    jobs: int | None,
-    judge: Callable[[Policy, Sequence[Run]], list[Judged]] = judge_runs,
-) -> list[Judged]:
+def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None) -> list[Judged]:
     """The policy's verdicts on these settled runs, with a progress bar."""
-    return sweep_chunks(partial(judge, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK)
+    return sweep(partial(judge_run, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs))
 
 
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:

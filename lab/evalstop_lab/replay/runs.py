@@ -8,13 +8,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 
 import numpy as np
 from evalstop_detectors import (
     ROLES,
-    Column,
-    Columns,
     EvalValue,
     MetricRole,
     Observation,
@@ -180,10 +178,6 @@ class Run:
         observations = [item for role in self.series for item in self._list_observations(role)]
         return sorted(observations, key=lambda item: item.order)
 
-    def columns(self) -> Columns | None:
-        """The same by role; None if the eval was measured in several ways."""
-        return None if self._list_changes() else {role: self._column(role) for role in self.series}
-
     def scores(self) -> list[Score]:
         """The finite eval scores of the settled run."""
         return self.score_columns().list_scores()
@@ -201,20 +195,12 @@ class Run:
         return Scores(steps[kept], values[kept], stderrs[kept], versions[kept], saved=steps[kept])
 
     def _list_observations(self, role: MetricRole) -> Iterator[Observation]:
-        if role not in self.series:
-            return
-        column, changes = self._column(role), self._list_changes()
-        stderrs, progress = (item or repeat(None) for item in (column.stderrs, column.progress))
-        for step, value, stderr, done in zip(column.steps, column.values, stderrs, progress, strict=False):
-            yield Observation(role, step, value, stderr, done, bisect_right(changes, step) if changes else 0)
-
-    def _column(self, role: MetricRole) -> Column:
         series, sign, total = self.series[role], self.roles.sign(role), None if self.doubts_plan else self.total_steps
-        stderrs = np.frombuffer(series.stderrs)
-        finite_stderrs = None if np.isnan(stderrs).all() else [None if err != err else err for err in series.stderrs]
-        steps = np.frombuffer(series.steps, dtype=np.int64)
-        progress = np.minimum(1.0, steps / total).tolist() if total else None
-        return Column(steps.tolist(), (sign * np.frombuffer(series.values)).tolist(), finite_stderrs, progress)
+        changes = self._list_changes()
+        for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
+            progress = min(1.0, step / total) if total else None
+            version = bisect_right(changes, step) if changes else 0
+            yield Observation(role, step, sign * value, None if stderr != stderr else stderr, progress, version)
 
     def _list_changes(self) -> list[int]:
         """The steps from which the eval was measured differently."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from evalstop_detectors import POLICIES, MetricRole, Policy
 
-from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.judged import judge_run
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
 
@@ -42,7 +42,7 @@ def decide_stops(rule: str, workload: Workload) -> Integers:
     """The eval, from 1, after which this rule stops each job; 0: never."""
     decide = RULES[rule]
     if isinstance(decide, Policy):
-        judged = judge_runs(decide, build_logs(workload, decide.deciding_roles))
+        judged = [judge_run(decide.unobserved, run) for run in build_logs(workload, decide.deciding_roles)]
         return np.array([(item.stop_step or 0) // STEPS_AN_EVAL for item in judged], dtype=np.int64)
     flags = map(decide, workload.jobs)
     return np.array([row.index(True) + 1 if True in row else 0 for row in flags], dtype=np.int64)

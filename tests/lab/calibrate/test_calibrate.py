@@ -19,7 +19,7 @@ from evalstop_lab.calibrate.evidence import (
 )
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.judged import judge_run
 from evalstop_lab.replay.runs import Run
 from evalstop_lab.worlds.world import plan_worlds
 from hypothesis import given
@@ -91,8 +91,8 @@ def test_records_equal_the_verdicts_of_a_run_whose_eval_changes() -> None:
         run.add(MetricRole.EVAL, step, value, None)
     run.add(MetricRole.PROXY, 6, 1.0, None)
     assert record_run(KDecline(), run).alarms == (0.0, 1.0, 2.0)
-    (judged,) = judge_runs(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}), [run])
-    assert judged.detectors["k_decline"]["value"] == 2.0
+    judged = judge_run(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}), run)
+    assert [item.value for item in judged.evidence] == [2.0]
 
 
 @pytest.mark.slow

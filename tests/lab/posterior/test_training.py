@@ -24,10 +24,10 @@ def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
     network = decode_network(output.read_bytes())
     features = draw_batches(np.random.default_rng(2), 4, 4)[0].features
-    hidden = np.zeros((HIDDEN, 4))
-    for row in features:
-        hidden = network.step(hidden, round_features(row.T))
-    assert np.isfinite(network.read(hidden, round_features(features[-1].T))).all()
+    hidden = np.zeros(HIDDEN)
+    for row in features[:, 0]:
+        hidden = network.step(hidden, round_features(row))
+    assert np.isfinite(network.read(hidden, round_features(features[-1, 0]))).all()
 
 
 @pytest.mark.parametrize("seed", range(60))

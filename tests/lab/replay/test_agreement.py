@@ -34,7 +34,7 @@ def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
         "suspect_step": state.suspect_step,
         "reason": state.verdict.reason,
         "best_step": choose_best_step(world, stop_step),
-        "detectors": [item.value for item in state.evidence if item is not None],
+        "evidence": [item.value for item in state.verdict.evidence],
     }
 
 
@@ -62,7 +62,7 @@ def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) ->
     results = {item["run"]: item for item in replay(log, "--policy", name)}
     for world in worlds:
         result, expected = results[world.name], compute_expected_verdict(POLICIES[name], world)
-        result = result | {"detectors": [item["value"] for item in result["detectors"].values()]}
+        result = result | {"evidence": [item["value"] for item in result["evidence"]]}
         assert {key: result[key] for key in expected} == expected
     assert {item["run"]: item for item in replay(log, "--policy", name, "--jobs", 2)} == results
 

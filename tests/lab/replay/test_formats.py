@@ -50,15 +50,15 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
     first, second = replay(write_jsonl(tmp_path / "runs.jsonl", mixed))
     assert (first["run"], select_verdict(first)) == ("a", STOPPED)
     assert first["reason"] == "k_decline: 3 consecutive declines of eval, k = 3"
-    assert first["detectors"]["k_decline"] == {
+    assert first["evidence"][0] == {
         "detector": "k_decline",
+        "roles": ["eval"],
         "kind": "count",
         "value": 3.0,
-        "turn_step": 30,
-        "note": "3 consecutive declines of eval, k = 3",
-        "outlook": None,
         "suspect_at": 2.0,
         "stop_at": 3.0,
+        "turn_step": 30,
+        "note": "3 consecutive declines of eval, k = 3",
     }
     assert (second["verdict"], second["stop_step"], second["suspect_step"], second["best_step"]) == (
         "continue",
@@ -66,7 +66,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
         None,
         70,
     )
-    keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "detectors", "calls"}
+    keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "evidence", "calls"}
     assert set(first) == keys
     assert first["calls"] == {"k_decline": first["stop_step"], "posterior": 70}
 

@@ -11,7 +11,7 @@ import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.command import load_policy
-from evalstop_lab.replay.judged import judge_runs
+from evalstop_lab.replay.judged import judge_run
 from evalstop_lab.replay.runs import ReadErrors, Run
 from evalstop_lab.replay.servers import read_roles
 from evalstop_lab.replay.sources import RequestedRoles, read_runs
@@ -52,7 +52,7 @@ def test_offline_wandb_run_is_read() -> None:
     assert run.gpus == 8
     assert run.is_guessed
     (named,) = read_runs([WANDB_FILE], RequestedRoles({MetricRole.EVAL: "eval/score"})).by_name.values()
-    assert judge_runs(load_policy("paper"), [named])[0].stop_step == 300
+    assert judge_run(load_policy("paper"), named).stop_step == 300
 
 
 @property_settings
