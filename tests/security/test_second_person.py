@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 from evalstop_service.decisions import pause, second_person
-from evalstop_service.domain.decision_commands import Released, StopOrdered
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.proposals import OPEN_FOR, ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage
@@ -41,10 +40,6 @@ def create_author(project: ProjectFixture, name: str, identity: str = "", second
     return Author(project.id, name, NOW + timedelta(seconds=seconds), identity)
 
 
-def build_stop_order(author: Author) -> StopOrdered:
-    return StopOrdered(author.at, author.actor, "it diverged")
-
-
 def load_project(project: ProjectFixture) -> Project:
     with project.database.reading() as tx:
         return projects.get_project(tx, project.id)
@@ -66,7 +61,7 @@ def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
     run = project.open_run()
     for name in ("ada", "ada again"):
         ada = create_author(project, name, "key 1")
-        proposal = second_person.stop_run(project.database, ada, run.id, build_stop_order(ada))
+        proposal = second_person.stop_run(project.database, ada, run.id, "it diverged")
         assert proposal is not None
         unconfirmed = second_person.confirm_proposal(project.database, ada, proposal.id)
         assert unconfirmed.state == "open"
@@ -96,7 +91,7 @@ def test_project_without_the_rule_needs_one_person(database: Database) -> None:
     with database.reading() as tx:
         entries = audit.list_entries(tx, project.id, action="proposal.confirmed")
     assert [entry.details["reason"] for entry in entries] == ["as agreed"] * 2
-    assert second_person.stop_run(database, ada, run.id, build_stop_order(ada)) is None
+    assert second_person.stop_run(database, ada, run.id, "it diverged") is None
     assert find_state(project, run) == "requested"
     assert isinstance(second_person.add_policy(database, ada, create_policy("default", 2)), StoredPolicy)
 
@@ -105,8 +100,8 @@ def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture
     """Two people who each stop the run have stopped it."""
     run = project.open_run()
     ada, ben = create_author(project, "ada"), create_author(project, "ben")
-    assert second_person.stop_run(project.database, ada, run.id, build_stop_order(ada)) is not None
-    assert second_person.stop_run(project.database, ben, run.id, build_stop_order(ben)) is None
+    assert second_person.stop_run(project.database, ada, run.id, "it diverged") is not None
+    assert second_person.stop_run(project.database, ben, run.id, "it diverged") is None
     assert find_state(project, run) == "requested"
 
 
@@ -114,8 +109,8 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
     """A confirmation after a refusal, or a day later, is a conflict and changes nothing."""
     refused, expired = project.open_run(), project.open_run()
     ada, ben = create_author(project, "ada"), create_author(project, "ben")
-    first = second_person.stop_run(project.database, ada, refused.id, build_stop_order(ada))
-    second = second_person.stop_run(project.database, ada, expired.id, build_stop_order(ada))
+    first = second_person.stop_run(project.database, ada, refused.id, "it diverged")
+    second = second_person.stop_run(project.database, ada, expired.id, "it diverged")
     assert first is not None
     assert second is not None
     for _ in range(2):
@@ -126,7 +121,7 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
     with pytest.raises(Conflict, match="expired"):
         second_person.confirm_proposal(project.database, tomorrow, second.id)
     assert [find_state(project, run) for run in (refused, expired)] == [None, None]
-    assert second_person.stop_run(project.database, tomorrow, expired.id, build_stop_order(tomorrow)) is not None
+    assert second_person.stop_run(project.database, tomorrow, expired.id, "it diverged") is not None
 
 
 def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
@@ -157,9 +152,7 @@ def test_release_needs_a_second_person(database: Database) -> None:
     pause.pause_project(database, project.id, "ada", "", NOW)
     run, decision = project.open_declining_run()
     pause.resume_project(database, project.id, "ada", NOW)
-    waiting = second_person.release_stop(
-        database, create_author(project, "ada"), decision.id, Released(NOW, "ada", "known")
-    )
+    waiting = second_person.release_stop(database, create_author(project, "ada"), decision.id, "known")
     assert waiting is not None
     assert find_state(project, run) == "on_hold"
     second_person.confirm_proposal(database, create_author(project, "ben"), waiting.id)

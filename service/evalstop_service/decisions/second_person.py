@@ -18,7 +18,7 @@ from evalstop_detectors import Policy, policy_from_document, policy_to_document
 
 from evalstop_service.decisions import commands
 from evalstop_service.domain.decision_commands import Released, StopOrdered
-from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
+from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
@@ -33,25 +33,19 @@ from evalstop_service.store.policies import StoredPolicy, find_policy
 from evalstop_service.store.proposals import Proposal
 
 
-def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrdered) -> Proposal | None:
+def stop_run(database: Database, author: Author, run_id: UUID, reason: str) -> Proposal | None:
     """Stop a run on a person's order, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
-        if not projects.get_project(tx, author.project_id).second_person:
-            commands.order_run_stop(tx, author.project_id, run_id, command)
-            return None
         run = runs.load_run(tx, author.project_id, run_id)
-        return _add_proposal(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
+        return _act(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", reason)
 
 
-def release_stop(database: Database, author: Author, decision_id: UUID, command: Released) -> Proposal | None:
+def release_stop(database: Database, author: Author, decision_id: UUID, reason: str) -> Proposal | None:
     """Release a stop on hold, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
-        if not projects.get_project(tx, author.project_id).second_person:
-            commands.carry_out_command(tx, author.project_id, decision_id, command)
-            return None
         decision = decisions.load_decision(tx, author.project_id, decision_id)
         summary = f"Release the stop of {decision.run_name}"
-        return _add_proposal(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, command.reason)
+        return _act(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, reason)
 
 
 def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
@@ -59,12 +53,10 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
         widened = project_settings.describe_widening(project, change)
-        if not project.second_person or not widened:
-            project_settings.apply_change(tx, author, change)
-            return None
         same = {name for name in change.model_fields_set if getattr(change, name) == getattr(project, name)}
         argument = change.model_dump_json(exclude_unset=True, exclude=same)
-        return _add_proposal(tx, author, ProposalKind.CHANGE_PROJECT, "settings", f"Set {widened}", "", argument)
+        kind, summary = ProposalKind.CHANGE_PROJECT, f"Set {widened}"
+        return _act(tx, author, kind, "settings", summary, "", argument, widens=bool(widened))
 
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy | Proposal:
@@ -73,27 +65,21 @@ def add_policy(database: Database, author: Author, policy: Policy) -> StoredPoli
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
         latest, document = find_policy(tx, project.id, policy.name), policy_to_document(policy)
-        is_new = latest is None or latest.document != document
         version = 1 if latest is None else latest.version + 1
-        if is_new and project.second_person and policies.is_relied_on(tx, project, policy.name, version):
-            summary = f"Add version {version} of policy {policy.name}"
-            argument = msgspec.json.encode(document).decode()
-            kind = ProposalKind.ADD_POLICY_VERSION
-            proposal = _add_proposal(tx, author, kind, policy.name, summary, "", argument)
-            if proposal is not None:
-                return proposal
-        return policies.create_policy(tx, author, policy)
+        is_new = latest is None or latest.document != document
+        is_relied_on = is_new and policies.is_relied_on(tx, project, policy.name, version)
+        kind, summary = ProposalKind.ADD_POLICY_VERSION, f"Add version {version} of policy {policy.name}"
+        argument = msgspec.json.encode(document).decode()
+        waiting = _act(tx, author, kind, policy.name, summary, "", argument, widens=is_relied_on)
+        return waiting or policies.load_version(tx, project.id, policy.name)
 
 
 def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
     """Remove a policy's rollout stage, or propose it; returns the open proposal, None if it is done."""
     with database.transaction() as tx:
         stage = rollout_stages.find_stage(tx, author.project_id, policy_name)
-        if stage is None or not projects.get_project(tx, author.project_id).second_person:
-            rollout_stage.remove_rollout_stage(tx, author, policy_name)
-            return None
-        summary = f"Remove the rollout stage of policy {policy_name}"
-        return _add_proposal(tx, author, ProposalKind.REMOVE_STAGE, policy_name, summary, "")
+        kind, summary = ProposalKind.REMOVE_STAGE, f"Remove the rollout stage of policy {policy_name}"
+        return _act(tx, author, kind, policy_name, summary, widens=stage is not None)
 
 
 def set_stage(database: Database, author: Author, policy_name: str, terms: StageTerms) -> Proposal | None:
@@ -102,15 +88,12 @@ def set_stage(database: Database, author: Author, policy_name: str, terms: Stage
     Returns the open proposal, None if it is done. Raises NotFound if there is no such policy.
     """
     with database.transaction() as tx:
-        project = projects.lock_project(tx, author.project_id)
+        projects.lock_project(tx, author.project_id)
         stage = rollout_stages.find_stage(tx, author.project_id, policy_name)
         widened = "" if stage is None else rollout_stage.describe_widening(stage, terms)
-        if not project.second_person or not widened:
-            _set_stage(tx, author, policy_name, terms)
-            return None
+        kind, summary = ProposalKind.CHANGE_STAGE, f"Set {widened} for the rollout stage of policy {policy_name}"
         argument = msgspec.json.encode(terms).decode()
-        summary = f"Set {widened} for the rollout stage of policy {policy_name}"
-        return _add_proposal(tx, author, ProposalKind.CHANGE_STAGE, policy_name, summary, "", argument)
+        return _act(tx, author, kind, policy_name, summary, "", argument, widens=bool(widened))
 
 
 def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reason: str = "") -> Proposal:
@@ -132,13 +115,21 @@ def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Pr
     return replace(proposal, state=ProposalState.REFUSED, closed_at=author.at)
 
 
-def _add_proposal(
-    tx: Transaction, author: Author, kind: ProposalKind, subject: str, summary: str, reason: str, argument: str = ""
+def _act(
+    tx: Transaction,
+    author: Author,
+    kind: ProposalKind,
+    subject: str,
+    summary: str,
+    reason: str = "",
+    argument: str = "",
+    *,
+    widens: bool = True,
 ) -> Proposal | None:
-    """Propose an action in a person's name; if another person has proposed the same, this is the second approval."""
-    before = proposals.find_newest(tx, author.project_id, kind, subject)
-    if before is not None and before.state_at(author.at) is ProposalState.EXPIRED:
-        proposals.close_proposal(tx, before, ProposalState.EXPIRED, author.at)
+    """Do what a person asks for, or propose it where it takes a second person; returns the open proposal, if any.
+
+    `widens`: it ends a job, or permits more stops.
+    """
     proposal = Proposal(
         new_id(),
         author.project_id,
@@ -152,12 +143,26 @@ def _add_proposal(
         ProposalState.OPEN,
         author.at,
     )
+    if widens and projects.get_project(tx, author.project_id).second_person:
+        return _add_proposal(tx, author, proposal)
+    _carry_out(tx, author, proposal)
+    return None
+
+
+def _add_proposal(tx: Transaction, author: Author, proposal: Proposal) -> Proposal | None:
+    """Propose an action in a person's name; if another person has proposed the same, this is the second approval."""
+    of_subject = (author.project_id, proposal.kind, proposal.subject)
+    before = proposals.find_newest(tx, *of_subject)
+    if before is not None and before.state_at(author.at) is ProposalState.EXPIRED:
+        proposals.close_proposal(tx, before, ProposalState.EXPIRED, author.at)
     if proposals.add_proposal(tx, proposal):
-        author.record(tx, "proposal.created", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
+        author.record(
+            tx, "proposal.created", f"proposal {proposal.id}", {"summary": proposal.summary, "reason": proposal.reason}
+        )
         return proposal
-    present = proposals.find_newest(tx, author.project_id, kind, subject)  # maybe committed while this one waited
+    present = proposals.find_newest(tx, *of_subject)  # maybe committed while this one waited
     assert present is not None, "it prevented this one"
-    if present.argument != argument:
+    if present.argument != proposal.argument:
         raise Conflict(f"another proposal by {present.proposed_by} is open: {present.summary}; confirm or refuse it")
     supported = _add_approval(tx, author, present)
     return supported if supported.state is ProposalState.OPEN else None
@@ -177,7 +182,7 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
     if any(other.identity == approval.identity for other in proposal.approvals):
         return proposal
     approvals = (*proposal.approvals, approval)
-    if not has_enough_approvals(approvals, _count_needed_approvals(tx, proposal)):
+    if len(approvals) < _count_needed_approvals(tx, proposal):
         approved = proposals.add_approval(tx, proposal, approval)
         if approved is None:
             raise _changed_concurrently(proposal)
@@ -198,7 +203,9 @@ def _count_needed_approvals(tx: Transaction, proposal: Proposal) -> int:
 
 
 def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
-    reason = f"{proposal.reason} (proposed by {proposal.proposed_by})"
+    reason = proposal.reason
+    if len(proposal.approvals) > 1:
+        reason += f" (proposed by {proposal.proposed_by})"
     match proposal.kind:
         case ProposalKind.RAISE_STAGE:
             rollout_stage.raise_stage(tx, author, proposal.subject, Stage(proposal.argument))

@@ -55,8 +55,3 @@ class Approval(Struct, frozen=True):
     identity: str
     actor: Annotated[str, doc("`key NAME` or `user NAME`, as in the audit log")]
     at: Annotated[datetime, doc("time of the approval")]
-
-
-def has_enough_approvals(approvals: tuple[Approval, ...], needed: int) -> bool:
-    """Whether enough different people have approved."""
-    return len({approval.identity for approval in approvals}) >= needed

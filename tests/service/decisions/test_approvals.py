@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.errors import Conflict
@@ -82,7 +81,7 @@ def test_two_people_who_order_a_stop_at_the_same_time_have_stopped_the_run(postg
 
     def stop_run(name: str) -> Proposal | None:
         author = Author(project.id, name, NOW)
-        return second_person.stop_run(project.database, author, run.id, StopOrdered(NOW, name, "it diverged"))
+        return second_person.stop_run(project.database, author, run.id, "it diverged")
 
     approvals = (Approval("dana", "dana", NOW),)
     with ThreadPoolExecutor(1) as thread:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, field_validator
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.domain.decision_commands import Released, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Undone, Vetoed
 from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.fields import Body, Line, Name, Plain, check_text
@@ -98,8 +98,7 @@ def release_decision(
     decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: DatabaseNow
 ) -> DecisionOut | JSONResponse:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
-    released = Released(now, caller.actor, body.reason)
-    waiting = second_person.release_stop(database, caller.author(now), decision_id, released)
+    waiting = second_person.release_stop(database, caller.author(now), decision_id, body.reason)
     return _load_view(database, caller.project_id, decision_id) if waiting is None else answer_proposal(waiting, now)
 
 

@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import commands, group_rules, notices, second_person
-from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall
 from evalstop_service.errors import Invalid
@@ -324,8 +323,7 @@ def stop_run(
     run_id: RunId, body: ActionIn, caller: Operate, context: Ctx, database: Db, now: DatabaseNow
 ) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
-    command = StopOrdered(now, caller.actor, body.reason)
-    waiting = second_person.stop_run(database, caller.author(now), run_id, command)
+    waiting = second_person.stop_run(database, caller.author(now), run_id, body.reason)
     if waiting is not None:
         return answer_proposal(waiting, now)
     with database.reading() as tx:

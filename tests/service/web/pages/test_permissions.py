@@ -11,7 +11,6 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.decision_commands import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import add_step_note, describe_run
@@ -155,9 +154,9 @@ class PopulatedService:
         with self.database.reading() as tx:
             delivery = outbox.list_deliveries(tx, tenant.id)[0]
         tenant.change_settings(second_person=True)
-        author, order = Author(tenant.id, "key test", now), StopOrdered(now, "key test", "it diverged")
+        author = Author(tenant.id, "key test", now)
         other_run = tenant.open_run("another run of somebody")
-        proposal = second_person.stop_run(self.database, author, other_run.id, order)
+        proposal = second_person.stop_run(self.database, author, other_run.id, "it diverged")
         assert proposal is not None
         tenant.change_settings(second_person=False)
         add_step_note(self.database, author, run.id, 1, "a note of somebody")

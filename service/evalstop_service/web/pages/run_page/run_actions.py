@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.domain.decision_commands import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.decision_commands import Undone, Vetoed
 from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.run import LONGEST_STEP_NOTE, DescriptionIn, MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
@@ -48,8 +48,6 @@ async def _read_label(
 
 LabelOf = Annotated[commands.Label, Depends(_read_label)]
 
-_COMMANDS = {"veto": Vetoed, "release": Released, "undo": Undone}
-
 
 @router.post("/decisions/{decision_id}/outcome")
 def label_decision(decision_id: UUID, site: SiteOf, visitor: Operator, label: LabelOf, target: Next = "") -> Response:
@@ -73,11 +71,12 @@ def act_on_decision(
 ) -> Response:
     """Veto a stop that nobody was handed yet, carry out one that is on hold, or undo one."""
     now, action = site.context.read_time(), request.url.path.rpartition("/")[2]
-    command = _COMMANDS[action](now, visitor.actor, forms.parse_reason(reason))
-    if isinstance(command, Released):
-        second_person.release_stop(site.database, visitor.author(now), decision_id, command)
+    reason = forms.parse_reason(reason)
+    if action == "release":
+        second_person.release_stop(site.database, visitor.author(now), decision_id, reason)
     else:
-        commands.apply_command(site.database, visitor.project.id, decision_id, command)
+        command = Vetoed if action == "veto" else Undone
+        commands.apply_command(site.database, visitor.project.id, decision_id, command(now, visitor.actor, reason))
     with site.database.reading() as tx:
         decision = decisions.load_decision(tx, visitor.project.id, decision_id)
     return forms.redirect_back(decision.run_id, target)
@@ -86,9 +85,8 @@ def act_on_decision(
 @router.post("/runs/{run_id}/stop")
 def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = "") -> Response:
     """Stop a run now, or propose it."""
-    now = site.context.read_time()
-    command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
-    second_person.stop_run(site.database, visitor.author(now), run_id, command)
+    author = visitor.author(site.context.read_time())
+    second_person.stop_run(site.database, author, run_id, forms.parse_reason(reason))
     return forms.redirect_back(run_id, target)
 
 
