@@ -180,19 +180,7 @@ class ProjectSettings:
     stops_per_hour: Annotated[
         Count | None,
         Setting(_GUARDS, "Stops per hour", "maximum number of stops per hour", Widens.MORE, empty="no limit"),
-    ] = 30
-    stops_share: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | None,
-        Setting(
-            _GUARDS,
-            "Share of the runs",
-            "maximum share of runs (running, or stopped in the last hour) stopped per hour, but always one; checked "
-            "from 10 stops or 20 runs on",
-            Widens.MORE,
-            empty="no limit",
-            unit="0 to 1",
-        ),
-    ] = 0.5
+    ] = 10
     stale_seconds: Annotated[
         Wait, Setting(_GUARDS, "Stale after", "minimum silence before a run is stale", Widens.MORE)
     ] = 300.0

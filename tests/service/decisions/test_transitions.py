@@ -181,7 +181,6 @@ def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
     """Every pending stop of the project is put on hold, and no other."""
     pending = [veto_project.open_run() for _ in range(3)]
     for run in pending:
-        veto_project.change_settings(stops_share=None)
         veto_project.post_observations(run, DECLINING_EVALS)
     vetoed_run = pending.pop()
     veto_project.apply_command(veto_project.load_decision(vetoed_run), Vetoed(NOW, "dana", ""))
@@ -193,7 +192,7 @@ def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
 def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_project: ProjectFixture) -> None:
     """Whichever commits first, the stop is on hold, and its request, if it was sent, is canceled."""
     for attempt in range(5):
-        veto_project.change_settings(stops_share=None, stops_per_hour=None)
+        veto_project.change_settings(stops_per_hour=None)
         run, _ = veto_project.open_declining_run()
 
         def come_due() -> None:
