@@ -61,7 +61,6 @@ FIELD_TERMS = re.compile(
 )
 
 EXCEPTIONS = {
-    "evalstop_lab/rlhf/gold.py",  # Gao's gold reward model
     "evalstop_lab/worlds/truth.py",  # the ground truth of drawn runs
     "evalstop_lab.Gold",
     "evalstop_lab.Truth",

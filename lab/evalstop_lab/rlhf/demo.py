@@ -17,7 +17,7 @@ from rich.progress import track
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.report import format_percent
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.trainer import PRESETS, Eval, Trainer
+from evalstop_lab.rlhf.trainer import PRESETS, Eval
 from evalstop_lab.service_process import run_trainer, running_service, wait_until
 
 EXAMPLES = """examples:
@@ -104,14 +104,12 @@ def continue_training(folder: Path, console: Console) -> tuple[int, list[Eval]]:
     The signal ends a run mostly between two evals, and the trainer saves a checkpoint there.
     The result is bit for bit that of the same seed without an interruption.
     """
-    last = max((folder / "checkpoints").glob("step-*.npz"))
-    saved = load_checkpoint(last)
-    trainer = Trainer(saved.config, saved.state)
-    remaining = (saved.config.steps - saved.state.step) // saved.config.eval_every
+    trainer = load_checkpoint(max((folder / "checkpoints").glob("step-*.npz")))
+    stopped_at = trainer.state.step
+    remaining = (trainer.config.steps - stopped_at) // trainer.config.eval_every
     console.print("")
     description = "training the same run to its planned end"
-    evals = track(trainer.evals(), description, total=remaining, console=console, transient=True)
-    return saved.state.step, list(evals)
+    return stopped_at, list(track(trainer.evals(), description, total=remaining, console=console, transient=True))
 
 
 def _print_end(console: Console, run: dict[str, Any], evals: Sequence[Eval], folder: Path) -> bool:

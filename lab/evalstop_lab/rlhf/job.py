@@ -18,7 +18,7 @@ from evalstop_client import MetricRole, Run
 
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.rlhf.checkpoint import save_checkpoint
-from evalstop_lab.rlhf.trainer import PRESETS, Config, Eval, Trainer, hasten_run
+from evalstop_lab.rlhf.trainer import PRESETS, Config, Trainer, hasten_run
 
 METRICS: dict[str, MetricRole] = {
     "gold": {"role": "eval", "direction": "maximize"},
@@ -41,12 +41,12 @@ def format_row(event: Event) -> str:
     """An event for people: the head of a table, a row of it, or how the run ended."""
     match event["event"]:
         case "begin":
-            head = f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}  {'entropy':>7}"
+            head = f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}"
             config = event["config"]
             return f"{event['run_name']}: an eval every {config['eval_every']} of {config['steps']} steps\n{head}"
         case "eval":
             gold = f"{event['gold']:7.2f} ± {event['gold_stderr']:4.2f}"
-            return f"{event['step']:7d}  {event['proxy']:7.2f}  {gold}    {event['kl']:6.1f}  {event['entropy']:7.1f}"
+            return f"{event['step']:7d}  {event['proxy']:7.2f}  {gold}    {event['kl']:6.1f}"
     return f"{event['how']} at step {event['step']}; last checkpoint: {event['checkpoint']}"
 
 
@@ -69,47 +69,43 @@ def catch_termination() -> Iterator[Sequence[signal.Signals]]:
             signal.signal(number, handler)
 
 
-class Job:
-    """Trains one run, and writes its checkpoints and reports."""
+def train(
+    run: Run,
+    config: Config,
+    checkpoints: Path,
+    show: Callable[[Event], None],
+    *,
+    polls: bool,
+    received: Sequence[signal.Signals] = (),
+) -> None:
+    """Train to the end or a signal, and save a checkpoint of each eval and of the last step.
 
-    def __init__(self, config: Config, checkpoints: Path, show: Callable[[Event], None], polls: bool) -> None:
-        """`polls`: end the run when the service answers `should_stop`; otherwise only a signal ends it early."""
-        self._trainer = Trainer(config)
-        self._checkpoints = checkpoints
-        self._show = show
-        self._polls = polls
-        self._saved: Path | None = None
-        self._saved_step: int | None = None
+    `polls`: also end the run when the service answers `should_stop`.
+    """
+    trainer, how = Trainer(config), "completed"
 
-    def train(self, run: Run, run_name: str, received: Sequence[signal.Signals] = ()) -> None:
-        """Train to the end, a requested stop or a signal, and save a checkpoint of the last step."""
-        self._show({"event": "begin", "run_name": run_name, "step": 0, "config": asdict(self._trainer.config)})
-        end = "completed"
-        for logged in self._trainer.evals(interrupted=lambda: bool(received)):
-            self._report(run, logged)
-            if self._polls and run.should_stop:
-                end = "stopped"
-                break
-        step = self._trainer.state.step
-        if step != self._saved_step:
-            self._save(run)
-        if received:
-            end = received[0].name
-        self._show({"event": "end", "how": end, "step": step, "checkpoint": str(self._saved)})
+    def save() -> Path:
+        path = save_checkpoint(checkpoints, trainer)
+        run.checkpoint(path.as_uri(), step=trainer.state.step)
+        return path
 
-    def _report(self, run: Run, logged: Eval) -> None:
-        self._save(run)
+    show({"event": "begin", "run_name": run.name, "step": 0, "config": asdict(config)})
+    saved = Path()
+    for logged in trainer.evals(interrupted=lambda: bool(received)):
+        saved = save()
         run.log(
-            {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy},
+            {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl},
             step=logged.step,
             stderr={"proxy": logged.proxy_stderr, "gold": logged.gold_stderr},
         )
-        self._show({"event": "eval", **asdict(logged)})
-
-    def _save(self, run: Run) -> None:
-        state = self._trainer.state
-        self._saved, self._saved_step = save_checkpoint(self._checkpoints, self._trainer.config, state), state.step
-        run.checkpoint(self._saved.as_uri(), step=state.step)
+        show({"event": "eval", **asdict(logged)})
+        if polls and run.should_stop:
+            how = "stopped"
+            break
+    if trainer.state.step % config.eval_every:
+        saved = save()
+    end = {"how": received[0].name if received else how, "step": trainer.state.step, "checkpoint": str(saved)}
+    show({"event": "end", **end})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -145,17 +141,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write((json.dumps(event) if args.json else format_row(event)) + "\n")
         sys.stdout.flush()
 
-    job = Job(config, args.checkpoints, show, polls=args.stop_by == "poll")
-    reported = Run(
-        name=run_name,
-        metrics=METRICS,
-        policy=args.policy,
-        mode=args.mode,
-        total_steps=config.steps,
-    )
+    reported = Run(name=run_name, metrics=METRICS, policy=args.policy, mode=args.mode, total_steps=config.steps)
     with catch_termination() as received:
         try:
-            job.train(reported, run_name, received)
+            polls = args.stop_by == "poll"
+            train(reported, config, args.checkpoints, show, polls=polls, received=received)
         except BaseException:
             reported.finish("failed")
             raise

@@ -1,4 +1,4 @@
-"""The policy: an autoregressive softmax over tokens, small enough to compute its KL and entropy exactly.
+"""The policy: an autoregressive softmax over tokens, small enough to compute its KL exactly.
 
 The logits of the token at position t are `bigrams[t, previous token] + prompted[t, prompt]`. Given the prompt, a text
 is therefore a Markov chain over at most `vocabulary` states, and an expectation over all vocabulary ** length texts is
@@ -25,6 +25,11 @@ class Task:
     prompts: int = 8
     length: int = 12
     vocabulary: int = 16
+
+    @property
+    def contexts(self) -> int:
+        """What may precede a token: any token, or the start of the text."""
+        return self.vocabulary + 1
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,14 @@ class Policy:
     @staticmethod
     def parameter_count(task: Task) -> int:
         """Return the size of `parameters`: a bigram table and a prompt table for each position."""
-        return task.length * (_count_contexts(task) + task.prompts) * task.vocabulary
+        return task.length * (task.contexts + task.prompts) * task.vocabulary
 
     @cached_property
     def log_table(self) -> Floats:
         """Log-probabilities of the next token: (length, previous token or start, prompt, vocabulary)."""
         task = self.task
-        tables = self.parameters.reshape(task.length, _count_contexts(task) + task.prompts, task.vocabulary)
-        bigrams, prompted = tables[:, : _count_contexts(task)], tables[:, _count_contexts(task) :]
+        tables = self.parameters.reshape(task.length, task.contexts + task.prompts, task.vocabulary)
+        bigrams, prompted = tables[:, : task.contexts], tables[:, task.contexts :]
         logits = bigrams[:, :, None] + prompted[:, None]
         logits = logits - logits.max(axis=-1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
@@ -105,21 +110,13 @@ class Policy:
 
     def kl(self, initial: Policy) -> float:
         """Return KL(self || initial) of whole texts in nats, exact, averaged over the prompts."""
-        return self._expected_per_token(self.log_table - initial.log_table)
-
-    def entropy(self) -> float:
-        """Return the entropy of whole texts in nats, exact, averaged over the prompts."""
-        return -self._expected_per_token(self.log_table)
-
-    def _expected_per_token(self, value: Floats) -> float:
-        """Compute the expected sum of `value` over a text's tokens; `value` has the shape of `log_table`."""
-        task = self.task
-        reached = np.zeros((_count_contexts(task), task.prompts))
+        task, log_ratio = self.task, self.log_table - initial.log_table
+        reached = np.zeros((task.contexts, task.prompts))
         reached[task.vocabulary] = 1.0
         expected = np.zeros(task.prompts)
         for position in range(task.length):
             joint = reached[..., None] * self.table[position]
-            expected += (joint * value[position]).sum(axis=(0, 2))
+            expected += (joint * log_ratio[position]).sum(axis=(0, 2))
             reached[: task.vocabulary] = joint.sum(axis=0).T
             reached[task.vocabulary] = 0.0
         return float(expected.mean())
@@ -131,14 +128,9 @@ class Policy:
         previous[:, 0] = task.vocabulary
         previous[:, 1:] = texts.tokens[:, :-1]
         position = np.arange(task.length)
-        return np.asarray((position * _count_contexts(task) + previous) * task.prompts + texts.prompts[:, None])
+        return np.asarray((position * task.contexts + previous) * task.prompts + texts.prompts[:, None])
 
 
 def draw_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
     """Draw a policy with independent normal logits; a larger scale gives less random texts."""
     return Policy(task, rng.normal(scale=scale, size=Policy.parameter_count(task)))
-
-
-def _count_contexts(task: Task) -> int:
-    """Return the number of contexts of a token: any previous token, or the start of the text."""
-    return task.vocabulary + 1

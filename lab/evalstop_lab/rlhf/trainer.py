@@ -16,9 +16,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.rlhf.gold import Gold, draw_gold
 from evalstop_lab.rlhf.policy import Floats, Policy, Task, draw_policy, repeat_prompts
-from evalstop_lab.rlhf.reward_model import RewardModel, draw_comparisons, fit_bradley_terry, standardize_scores
+from evalstop_lab.rlhf.rewards import (
+    Gold,
+    RewardModel,
+    draw_comparisons,
+    draw_gold,
+    fit_bradley_terry,
+    standardize_scores,
+)
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.999
@@ -73,7 +79,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Eval:
-    """The result of one eval: mean rewards of new texts with standard errors; exact `kl` and `entropy` in nats."""
+    """The result of one eval: mean rewards of new texts with standard errors; exact `kl` in nats."""
 
     step: int
     proxy: float
@@ -81,7 +87,6 @@ class Eval:
     gold: float
     gold_stderr: float
     kl: float
-    entropy: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +150,7 @@ class Trainer:
         texts = policy.sample(prompts, self._rng(EVALUATION, step))
         proxy, proxy_stderr = average_over_prompts(self.world.proxy.score(texts).reshape(config.task.prompts, -1))
         gold, gold_stderr = average_over_prompts(self.world.gold.score(texts).reshape(config.task.prompts, -1))
-        return Eval(step, proxy, proxy_stderr, gold, gold_stderr, policy.kl(self.world.initial), policy.entropy())
+        return Eval(step, proxy, proxy_stderr, gold, gold_stderr, policy.kl(self.world.initial))
 
     def _rng(self, stream: int, step: int) -> np.random.Generator:
         return np.random.default_rng((self.config.seed, stream, step))
