@@ -5,42 +5,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Unpack
 
-from evalstop_client import (
-    ApiError,
-    ConfigurationError,
-    Decision,
-    EvalRequest,
-    EvalStopError,
-    Exploit,
-    Limits,
-    MetricRole,
-    Run,
-    Summary,
-    Verdict,
-    __version__,
-)
+import evalstop_client
+from evalstop_client import *  # noqa: F403  # what a trainer needs is declared there
+from evalstop_client import ConfigurationError, MetricRole, Run
 from evalstop_client.metric_roles import AUTO, Metrics, Role
 from evalstop_client.settings import RunArguments
 
 if TYPE_CHECKING:
     from evalstop_client.reading.api import Api
 
-__all__ = [
-    "Api",
-    "ApiError",
-    "ConfigurationError",
-    "Decision",
-    "EvalRequest",
-    "EvalStopError",
-    "Exploit",
-    "Limits",
-    "MetricRole",
-    "Run",
-    "Summary",
-    "Verdict",
-    "__version__",
-    "init",
-]
+__all__ = [*evalstop_client.__all__, "Api", "init"]
 
 
 def __getattr__(name: str) -> object:

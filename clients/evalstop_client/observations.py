@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 LARGEST_STEP = 2**63 - 1
@@ -41,16 +40,6 @@ class LoggedValues:
                 point["stderr"] = self.stderrs[metric]
             items.append(point)
         return items
-
-    def split(self, points: int) -> Iterator[LoggedValues]:
-        """Split into parts of at most `points` observations, each of which can be sent alone."""
-        if self.observation_count <= points:
-            if self.values:
-                yield self
-            return
-        values = iter(self.values.items())
-        while part := dict(islice(values, points)):
-            yield LoggedValues(self.time, self.step, part, self.stderrs)
 
     def add_problem(self, kind: str, example: str, count: int = 1) -> None:
         """Record that `count` items of this kind were dropped."""

@@ -34,8 +34,6 @@ from evalstop_client.spool.segment import Entry
 
 logger = logging.getLogger("evalstop_client")
 
-OBSERVATIONS_PER_ENTRY = 1_000
-
 
 class Run:
     """One training run, reported to EvalStop from the background.
@@ -187,8 +185,8 @@ class Run:
         if isinstance(planned, int) and logged.step > planned:
             reason = "step %d is past total_steps=%d, which no longer counts: is the plan in the unit of the steps?"
             self._warnings.warn_once("overrun", reason, logged.step, planned)
-        for part in logged.split(OBSERVATIONS_PER_ENTRY):
-            self._put_entry(part)
+        if logged.values:
+            self._put_entry(logged)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""

@@ -226,27 +226,27 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     `root` defaults to EVALSTOP_SPOOL, else the user's state folder, else the temporary folder.
     """
     chosen = root or environment.get("EVALSTOP_SPOOL")
-    home = _find_home()
-    if not chosen:
-        state = environment.get("XDG_STATE_HOME")
-        if state:
-            chosen = Path(state) / "evalstop" / "spool"
-        elif home is not None and os.access(home, os.W_OK):
-            chosen = home / ".local" / "state" / "evalstop" / "spool"
-        else:
-            temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108  # others cannot write to this user's folder
-            chosen = Path(temporary) / f"evalstop-spool-{os.getuid()}"
-    chosen = Path(chosen).expanduser() if home is not None else Path(chosen)
+    if chosen:
+        folder = Path(os.path.expanduser(chosen))  # noqa: PTH111  # Path.expanduser raises for a user without a home
+    elif (state := find_state_folder(environment)) is not None:
+        folder = state / "spool"
+    else:
+        temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108  # others cannot write to this user's folder
+        folder = Path(temporary) / f"evalstop-spool-{os.getuid()}"
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
-    return chosen.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
+    return folder.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
 
 
-def _find_home() -> Path | None:
+def find_state_folder(environment: Mapping[str, str]) -> Path | None:
+    """The user's folder for what EvalStop keeps; None without XDG_STATE_HOME and a home that can be written to."""
+    if state := environment.get("XDG_STATE_HOME"):
+        return Path(state) / "evalstop"
     try:
-        return Path.home()
+        home = Path.home()
     except RuntimeError:  # a container's user need not have one
         return None
+    return home / ".local" / "state" / "evalstop" if os.access(home, os.W_OK) else None
 
 
 def _check_total_steps(total_steps: int) -> int | None:

@@ -96,15 +96,6 @@ def test_values_are_copied_when_logged() -> None:
     assert [(item["metric"], item["value"], item["stderr"]) for item in reading.observations()] == [("a", 2.0, 0.5)]
 
 
-@given(st.dictionaries(st.text(min_size=1), st.floats(0, 1), max_size=9), st.integers(1, 4))
-def test_split_keeps_values_and_order(values: dict[str, float], limit: int) -> None:
-    """Parts of bounded size hold all observations in their order."""
-    reading = read_values(values, 1, values, NOW)
-    parts = [part.observations() for part in reading.split(limit)]
-    assert [item for part in parts for item in part] == reading.observations()
-    assert all(0 < len(part) <= limit for part in parts)
-
-
 def test_non_finite_values_are_sent_as_strings() -> None:
     """NaN and the infinities are sent as the strings that the API defines."""
     values = {"a": math.nan, "b": math.inf, "c": -np.inf, "d": 1e308}

@@ -212,7 +212,7 @@ def test_many_observations_are_sent_in_few_requests(server: FakeServer, service:
     assert [body["step"] for kind, body in list_posts(service) if kind == "observations"][:5_000] == list(range(5_000))
     assert len(service.find_run("a run").observations) == 7_500
     assert len(service.requests) < 500
-    assert all(len(body.get("observations", [])) <= 1_000 for _, body in service.posts)
+    assert all(len(body.get("observations", [])) <= 2_500 for _, body in service.posts)
 
 
 def test_two_processes_may_report_to_one_run(server: FakeServer, service: FakeService) -> None:

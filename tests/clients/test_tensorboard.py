@@ -216,7 +216,10 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
         logs / "seed-2" / "events.out.tfevents.1", encode_event(1, score=float("nan")), encode_event(-1, score=1.0)
     )
     assert (
-        watch_once(logs, server, tmp_path / "state.json", "--metric", "score=eval:minimize", "--label", "team=x") == 0
+        watch_once(
+            logs, server, tmp_path / "state.json", "--label", "evalstop.eval=score:minimize", "--label", "team=x"
+        )
+        == 0
     )
     end = ("finish", {"status": "completed"})
     assert list_posts_by_run(service) == {
@@ -224,8 +227,8 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
         "logs/seed-2": [("score", (1, "NaN")), end],
     }
     opened = [body for path, body in service.posts if path.endswith("/runs")]
-    assert opened[0]["metrics"] == {"score": {"role": "eval", "direction": "minimize"}}
-    assert opened[0]["labels"] == {"team": "x"}
+    assert opened[0]["metrics"] == "auto"
+    assert opened[0]["labels"] == {"evalstop.eval": "score:minimize", "team": "x"}
 
 
 def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
@@ -331,8 +334,6 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
     ("options", "message"),
     [
         (["absent"], "no such folder"),
-        ([".", "--metric", "score"], "TAG=ROLE"),
-        ([".", "--metric", "score=eval:up"], "TAG=ROLE"),
         ([".", "--label", "x"], "NAME=VALUE"),
         (["."], "EVALSTOP_URL"),
     ],

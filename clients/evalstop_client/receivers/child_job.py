@@ -48,9 +48,7 @@ def adopt_orphans() -> bool:
 def find_living_processes(group: int, ancestor: int) -> list[Process]:
     """The living processes of `group` and the living descendants of `ancestor`."""
     table = list(list_processes())
-    family = {ancestor}
-    while born := {process.pid for process in table if process.parent in family} - family:
-        family |= born
+    family = find_family(table, {ancestor})
     return [
         process
         for process in table
@@ -60,12 +58,11 @@ def find_living_processes(group: int, ancestor: int) -> list[Process]:
     ]
 
 
-def find_family(processes: list[Process], pid: int, started: str) -> list[Process]:
-    """The process with this id and start time and its descendants, of these processes."""
-    family = {process.pid for process in processes if (process.pid, process.started) == (pid, started)}
+def find_family(processes: list[Process], family: set[int]) -> set[int]:
+    """The ids of a family with those of all descendants, of these processes."""
     while born := {process.pid for process in processes if process.parent in family} - family:
-        family |= born
-    return [process for process in processes if process.pid in family]
+        family = family | born
+    return family
 
 
 def list_processes() -> Iterator[Process]:
@@ -330,9 +327,11 @@ class ProcessJobControl(JobControl):
         """The living processes of a part: its own one, its descendants, and those of them that lost their parent."""
         living = self._list_living()
         members = self._members.setdefault(job.id, {(int(job.facts["pid"]), job.facts["started"])})
-        for pid, started in tuple(members):
-            members |= {(process.pid, process.started) for process in find_family(living, pid, started)}
-        return [process for process in living if (process.pid, process.started) in members]
+        known = {process.pid for process in living if (process.pid, process.started) in members}
+        family = find_family(living, known)
+        part = [process for process in living if process.pid in family]
+        members |= {(process.pid, process.started) for process in part}
+        return part
 
     def _is_gone(self) -> bool:
         if self._ancestor == os.getpid():

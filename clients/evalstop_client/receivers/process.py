@@ -104,8 +104,9 @@ def run(options: argparse.Namespace) -> int:
     receiver = start_receiver(control, journal, timeouts, (url, key), secrets, server)
     write_ready_file(options, server, {"job_pid": job.pid, "receiver": receiver_id})
     status = await_end(control, forwarding)
-    if not forwarding.is_ending:
-        receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives
+    until = time.monotonic() + options.linger_seconds
+    while journal.is_empty and not forwarding.is_ending and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)  # a job that polls may obey before the webhook arrives
     receiver.wait_idle()
     server.shutdown()
     return status if status >= 0 else 128 - status

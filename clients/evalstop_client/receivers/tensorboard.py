@@ -23,7 +23,7 @@ from evalstop_client.config import fit_line
 from evalstop_client.errors import ConfigurationError, KeyRefused, ServiceAway
 from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
-from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
+from evalstop_client.metric_roles import AUTO
 from evalstop_client.observations import encode_value, format_time
 from evalstop_client.receivers.stop.processes import ShutdownSignal
 from evalstop_client.receivers.stop.receiver import (
@@ -183,18 +183,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--name", help="prefix of the runs' names (default: the folder's name)")
     add("--one-run", action="store_true", help="report all folders below as one run, with the path before the tag")
     add(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="TAG=ROLE[:DIRECTION]",
-        help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: recognized by the tags)",
-    )
-    add(
         "--label",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="labels of the runs, in addition to $EVALSTOP_LABELS",
+        help="labels of the runs, in addition to $EVALSTOP_LABELS; evalstop.eval=TAG:minimize or TAG:maximize "
+        "declares the eval (default: recognized by the tags)",
     )
     add("--total-steps", type=int, metavar="N", help="the planned length of the runs: with it, decisions come sooner")
     add("--policy", metavar="NAME[@VERSION]", help="policy of the runs (default: the project's)")
@@ -211,7 +205,7 @@ def run(options: argparse.Namespace) -> int:
     if not root.is_dir():
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
     opening = {
-        "metrics": _parse_roles(options.metric) or AUTO,
+        "metrics": AUTO,
         # The process receiver adds its label there for jobs that start this command beside their trainer.
         "labels": parse_labels(os.environ.get("EVALSTOP_LABELS", "")) | dict(parse_pairs(options.label, "label")),
         **({"total_steps": options.total_steps} if options.total_steps else {}),
@@ -247,16 +241,3 @@ def _follow_folder(watch: Watch, ending: ShutdownSignal, poll_seconds: float, on
         failures = 0
         ending.wait(max(0.1, poll_seconds))
     return 0
-
-
-def _parse_roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    roles: dict[str, dict[str, str]] = {}
-    for text in texts:
-        tag, _, role = text.rpartition("=")  # a tag may contain `=`, a role does not
-        metric_role, _, direction = role.partition(":")
-        if not tag or metric_role not in METRIC_ROLES or direction not in ("", *DIRECTIONS):
-            raise ConfigurationError(
-                f"metric {text!r}: write TAG=ROLE or TAG=ROLE:minimize; {', '.join(METRIC_ROLES)}."
-            )
-        roles[tag] = {"role": metric_role, **({"direction": direction} if direction else {})}
-    return roles

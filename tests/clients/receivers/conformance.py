@@ -118,7 +118,7 @@ def carry_out_stop(launcher: Launcher) -> Mapping[str, Any]:
     context = ReceiverContext(started.job_control, journal, reports, bounds)
     entry = journal.begin_stop(make_stop_request(started.labels), time.time())
     assert entry is not None
-    stop = StopExecution(entry, context, lambda _: None).run()
+    stop = StopExecution(entry, context).run()
     assert stop.report is not None
     assert (stop.phase, stop.report.state) == (Phase.DONE, "confirmed")
     return stop.report.details

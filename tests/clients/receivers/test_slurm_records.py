@@ -137,7 +137,7 @@ class OccupiedPrograms(Programs):
     def jobs(self, job_id: str) -> list[Record]:
         return [Record(str(7 + place), state, "ann", "gpu", het_job_id="7") for place, state in enumerate(self.states)]
 
-    def release(self, job: str) -> None:
+    def control(self, *arguments: str) -> None:
         raise SchedulerUnavailable("Job is no longer pending execution")
 
 

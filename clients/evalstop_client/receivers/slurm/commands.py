@@ -206,17 +206,17 @@ class Programs:
         return [_parse_sacct(line) for line in result.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
 
     def signal(self, job: str, user: str, name: str, where: str) -> None:
-        """`scancel --signal`, with --batch or --full as wanted."""
+        """Send a signal, with --batch or --full as wanted."""
         reach = {"batch": ["--batch"], "full": ["--full"], "steps": []}[where]
-        self._cancel_job(job, user, f"--signal={name}", *reach)
+        self.cancel(job, user, f"--signal={name}", *reach)
 
-    def cancel(self, job: str, user: str) -> None:
-        self._cancel_job(job, user)
+    def cancel(self, job: str, user: str, *options: str) -> None:
+        # --user: no effect if the id meanwhile belongs to another user's job
+        self._raise_for_failure(self._run_command("scancel", f"--user={user}", *options, job))
 
-    def kill(self, job: str, user: str) -> None:
-        """`scancel --signal=KILL --full`, and a plain `scancel` for jobs that KILL leaves in the queue."""
-        self._cancel_job(job, user, "--signal=KILL", "--full")
-        self._cancel_job(job, user)
+    def control(self, *arguments: str) -> None:
+        """Run `scontrol`, as with `hold JOB`."""
+        self._raise_for_failure(self._run_command("scontrol", *arguments))
 
     def is_requeuable(self, job: str) -> bool:
         result = self._run_command("scontrol", "--oneliner", "show", "job", job)
@@ -224,31 +224,12 @@ class Programs:
             raise SchedulerUnavailable(f"scontrol: {result.last_line}")
         return "Requeue=0" not in result.output.split()
 
-    def requeue_held(self, job: str) -> None:
-        self._run_scontrol("requeuehold", job)
-
-    def hold(self, job: str) -> None:
-        self._run_scontrol("hold", job)
-
-    def release(self, job: str) -> None:
-        self._run_scontrol("release", job)
-
-    def comment(self, job: str, text: str) -> None:
-        self._run_scontrol("update", f"JobId={job}", f"Comment={text}")
-
     def _list_lines(self, *command: str) -> list[str]:
         """The lines that a command prints; none if it does not know the job."""
         result = self._run_command(*command, "--noheader")
         if result.exit_code != 0 and UNKNOWN not in result.errors:
             raise SchedulerUnavailable(f"{command[0]}: {result.last_line}")
         return [line for line in result.output.splitlines() if line.strip() and result.exit_code == 0]
-
-    def _cancel_job(self, job: str, user: str, *options: str) -> None:
-        # --user: no effect if the id meanwhile belongs to another user's job
-        self._raise_for_failure(self._run_command("scancel", f"--user={user}", *options, job))
-
-    def _run_scontrol(self, *arguments: str) -> None:
-        self._raise_for_failure(self._run_command("scontrol", *arguments))
 
     def _raise_for_failure(self, result: Done) -> None:
         output = result.errors + result.output

@@ -133,17 +133,16 @@ class SlurmJobControl(JobControl):
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended")
         if all(record.state in WAITING for record in records):
-            self._programs.hold(job.id)
+            self._programs.control("hold", job.id)
         else:
-            self._programs.requeue_held(job.id)
+            self._programs.control("requeuehold", job.id)
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL, which Slurm itself should have sent after KillWait."""
         logger.info("killing job %s", job.id)
-        if "step" in job.facts:
-            self._programs.cancel(job.id, job.facts["user"])
-        else:
-            self._programs.kill(job.id, job.facts["user"])
+        if "step" not in job.facts:
+            self._programs.signal(job.id, job.facts["user"], "KILL", "full")
+        self._programs.cancel(job.id, job.facts["user"])  # also a job that KILL leaves in the queue
 
     def check_job(self, job: Job) -> Present | Gone | Unproven:
         """The state from slurmctld, or from the accounting once slurmctld has dropped the job.
@@ -193,7 +192,7 @@ class SlurmJobControl(JobControl):
         if any(record.state == "COMPLETING" for record in records):  # it will be held, or have ended
             raise SchedulerUnavailable(f"job {job.id} has not ended yet")
         if any(record.state in WAITING for record in records):  # Slurm refuses to release any other
-            self._programs.release(job.id)
+            self._programs.control("release", job.id)
 
     def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
         """Whether a pending job waits for resources, in a partition that shares a node with the job's own."""
@@ -209,7 +208,7 @@ class SlurmJobControl(JobControl):
 
     def _comment_job(self, job: Job, request: StopRequest) -> None:
         try:
-            self._programs.comment(job.id, request.explanation)
+            self._programs.control("update", f"JobId={job.id}", f"Comment={request.explanation}")
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("job %s gets no comment: %s", job.id, error)
 

@@ -14,12 +14,12 @@ import logging
 import random
 import threading
 import time
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
+from evalstop_client.config import replace_controls
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop import state_machine as machine
 from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobControl, Present, StopRequest
@@ -110,8 +110,7 @@ def _clean(value: Any) -> Any:
         case list():
             return [_clean(item) for item in value]
         case str():
-            controls = {sign for sign in value if unicodedata.category(sign) in ("Cc", "Cs")} - {"\n", "\t"}
-            return "".join(" " if sign in controls else sign for sign in value)
+            return replace_controls(value, "\n\t")
     return value
 
 
@@ -133,12 +132,10 @@ class ReceiverContext:
 class StopExecution:
     """A stop in progress."""
 
-    def __init__(self, entry: JournalEntry, context: ReceiverContext, changed: Callable[[Stop], None]) -> None:
-        """`changed` is called with each new state, on the thread that runs."""
+    def __init__(self, entry: JournalEntry, context: ReceiverContext) -> None:
         self._request = entry.request
         self._stop = entry.stop
         self._context = context
-        self._changed = changed
         self._escalated = threading.Event()
         self._taken_back = threading.Event()
         self._interrupted = threading.Event()
@@ -191,7 +188,6 @@ class StopExecution:
                 logger.error("cannot write the journal, retrying: %s", error)
                 if self._interrupted.wait(1.0):
                     return
-        self._changed(stop)
 
     def _carry_out(self, instruction: Instruction) -> Event:
         match instruction:

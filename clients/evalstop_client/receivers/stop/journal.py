@@ -86,6 +86,11 @@ class Journal:
             self._store_entry(JournalEntry(known.request, replace(known.stop, resumed_at=at)))
             return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job of this receiver was to be stopped."""
+        return not self._stops
+
     def find_entry(self, decision_id: str) -> JournalEntry | None:
         with self._lock:
             return self._stops.get(decision_id)

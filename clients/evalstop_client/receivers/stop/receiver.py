@@ -23,7 +23,7 @@ from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_trac
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
-from evalstop_client.settings import validate_key, validate_url
+from evalstop_client.settings import find_state_folder, validate_key, validate_url
 from evalstop_client.signature import check_secret
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -282,12 +282,10 @@ def listen(address: str) -> ReceiverServer:
 def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     if chosen is not None:
         return chosen
-    state = os.environ.get("XDG_STATE_HOME")
-    try:
-        root = Path(state) if state else Path("~/.local/state").expanduser()
-    except RuntimeError:  # a container's user need not have a home
-        raise ConfigurationError("state: this user has no home; name a folder with --state.") from None
-    return root / "evalstop" / f"receiver-{scheduler}"
+    state = find_state_folder(os.environ)
+    if state is None:
+        raise ConfigurationError("state: this user has no home to write to; name a folder with --state.")
+    return state / f"receiver-{scheduler}"
 
 
 def _parse_seconds(text: str) -> float:

@@ -29,7 +29,7 @@ from evalstop_client.receivers.stop.job_control import (
     parse_stop_request,
 )
 from evalstop_client.receivers.stop.journal import RETENTION_SECONDS, JournalEntry
-from evalstop_client.receivers.stop.state_machine import Phase, Stop
+from evalstop_client.receivers.stop.state_machine import Phase
 from evalstop_client.signature import verify
 from evalstop_client.version import __version__
 
@@ -60,7 +60,6 @@ class Receiver:
         """Held while a parked job is resumed, or let run or set aside without the service."""
         self._changed = threading.Condition()
         self._executions: dict[str, StopExecution] = {}
-        self._has_stopped_a_job = False
         self._is_shutting_down = False
 
     def start(self) -> None:
@@ -93,11 +92,6 @@ class Receiver:
         if event["type"] == RESUME_REQUESTED:
             return self._undo_stop(request)
         return self._begin_stop(request, escalated=event["type"] == STOP_ESCALATED)
-
-    def wait_until_stopped(self, timeout_seconds: float) -> bool:
-        """Wait until a job of this receiver was stopped; False on timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._has_stopped_a_job, timeout_seconds)
 
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no stop is being carried out or reported; False on timeout."""
@@ -139,7 +133,7 @@ class Receiver:
 
     def _start_execution(self, entry: JournalEntry) -> None:
         decision_id = entry.request.decision_id
-        execution = StopExecution(entry, self.context, self._notify_waiters)
+        execution = StopExecution(entry, self.context)
         with self._changed:
             self._executions[decision_id] = execution
         threading.Thread(
@@ -153,12 +147,6 @@ class Receiver:
             with self._changed:
                 if self._executions.get(decision_id) is execution:  # else it was started again meanwhile
                     del self._executions[decision_id]
-                self._changed.notify_all()
-
-    def _notify_waiters(self, stop: Stop) -> None:
-        if stop.is_ours and stop.phase in (Phase.REPORTING, Phase.DONE):
-            with self._changed:
-                self._has_stopped_a_job = True
                 self._changed.notify_all()
 
     def _undo_stop(self, request: StopRequest) -> Reply:
