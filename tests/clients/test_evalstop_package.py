@@ -21,8 +21,6 @@ from tests.clients.runs import FAST_LIMITS, list_messages, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
-NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
-
 
 def init_run(server: FakeServer, *names: str, **arguments: Any) -> evalstop.Run:
     return evalstop.init(*names, **{"url": server.url, "key": KEY, "limits": FAST_LIMITS, **arguments})
@@ -47,13 +45,6 @@ def test_init_opens_a_run_and_prints_how_it_is_watched(
     assert opening["labels"] == {"gpus": "8", "final": "false", "seed": "1"}
     assert {name: opening[name] for name in fields} == fields
     assert opening["params"] == {"lr": "1e-06", "ppo.clip": "0.2", "ppo.normalize": "true"}
-
-
-def test_init_without_roles_leaves_them_to_the_service(server: FakeServer, service: FakeService) -> None:
-    """A run without roles is opened with metrics "auto"."""
-    with init_run(server, "a run"):
-        pass
-    assert service.find_run("a run").opening["metrics"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -123,9 +114,3 @@ def test_both_packages_export_the_same_objects() -> None:
     script = "import evalstop, sys; print(sorted({'httpx', 'pandas', 'argparse', 'html'} & set(sys.modules)))"
     completed = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "[]"
-
-
-def test_dir_shows_what_the_package_offers() -> None:
-    """`dir(evalstop)` names what people use, also what is imported on demand, and nothing else."""
-    assert dir(evalstop) == sorted(evalstop.__all__)
-    assert "Api" in dir(evalstop)

@@ -1,8 +1,9 @@
-"""A run where a trainer's values, its settings and its machine are not what one expects."""
+"""A run where a trainer's values, texts, settings and machine are not what one expects."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import resource
@@ -19,6 +20,10 @@ import pytest
 from evalstop_client import ConfigurationError, Limits, Run
 from evalstop_client.config import flatten_config
 from evalstop_client.settings import choose_spool_folder
+from evalstop_service.web.api.runs import RunIn
+from evalstop_service.web.limits import MAX_BODY_BYTES
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.runs import FAST_LIMITS, list_messages, open_run
@@ -148,3 +153,50 @@ def test_exit_waits_once_for_all_runs() -> None:
     script = f"from evalstop_client import Limits, Run; runs = [{opening} for i in range(60)]"
     environment = {**os.environ, "EVALSTOP_URL": "http://127.0.0.1:1"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)  # one by one: 300 s
+
+
+TEXTS = st.builds(lambda text, times: text * times, st.text(max_size=12), st.sampled_from([1, 1, 1, 30, 3000]))
+
+
+def open_offline(name: str = "a run", **arguments: Any) -> dict[str, Any]:
+    """The body by which a run with these arguments is opened."""
+    run = Run(name, **arguments)
+    run.finish()
+    return dict(run._settings.opening)
+
+
+def validate_opening(opening: dict[str, Any]) -> RunIn:
+    """The opening as the service reads it."""
+    return RunIn.model_validate_json(json.dumps(opening))
+
+
+@given(TEXTS.filter(bool), TEXTS, TEXTS, st.lists(TEXTS.filter(bool), max_size=60), TEXTS)
+@example("x" * 257, "one\ntwo", "\ud800", ["x" * 101], "x" * 20_001)
+def test_any_name_and_description_is_taken(name: str, owner: str, group: str, tags: list[str], notes: str) -> None:
+    """A run is watched whatever it is called and however it is described."""
+    validate_opening(open_offline(name, owner=owner, group=group, tags=tags, notes=notes))
+
+
+def test_largest_opening_fits_a_body() -> None:
+    """All that a trainer can give, in the characters that take most bytes, is within the service's limit."""
+    value, name = "\N{SNAKE}" * 2000, "\N{SNAKE}" * 250
+    opening = open_offline(
+        name=name,
+        owner=name,
+        group=name,
+        tags=[name] * 50,
+        notes="\N{SNAKE}" * 20_000,
+        labels={f"{name}{number}": value for number in range(28)},
+        metrics={f"{name}{number}": {"role": "eval"} for number in range(32)},
+        config={f"{name}{number}": value for number in range(1000)},
+    )
+    assert opening["params"]
+    assert len(json.dumps(opening)) <= MAX_BODY_BYTES
+    validate_opening(opening)
+
+
+def test_long_names_that_begin_alike_differ() -> None:
+    """Two runs of a sweep whose names differ late keep names of their own."""
+    names = [open_offline("lr=" + "0" * 300 + end)["name"] for end in "12"]
+    assert names[0] != names[1]
+    assert open_offline("ä" * 256)["name"] == "ä" * 256

@@ -51,14 +51,6 @@ def test_batches_give_the_same_scores(table: tuple[list[float], list[Row]], data
     assert repr((state, scores)) == repr(combine_values(weights, start_combining(len(weights)), values))
 
 
-@given(table=tables, cut=st.integers(0, 25))
-def test_later_values_change_no_earlier_score(table: tuple[list[float], list[Row]], cut: int) -> None:
-    """The score of a step does not depend on later values."""
-    weights, rows = table
-    before, whole = combine(weights, rows[:cut])[1], combine(weights, rows)[1]
-    assert repr(before) == repr(whole[: len(before)])
-
-
 @given(table=tables)
 def test_extreme_values_leave_state_finite(table: tuple[list[float], list[Row]]) -> None:
     """A score is finite exactly if an eval of its step is usable, and the state is always finite."""

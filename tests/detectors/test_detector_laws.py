@@ -1,9 +1,12 @@
-"""Single detectors: short runs computed by hand, thresholds and notes."""
+"""What detectors are made of: short runs computed by hand, thresholds, words and portable sums."""
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 
+import evalstop_detectors
 import msgspec
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Threshol
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
+from evalstop_detectors.summation import add_up
+from evalstop_detectors.wording import format_count, format_percent
 
 from tests.detectors.evidence import collect_values
 from tests.detectors.strategies import AnyDetector, eval_series
@@ -64,3 +69,37 @@ def test_observation_converts_numpy_scalars() -> None:
     assert type(Observation(MetricRole.EVAL, np.int64(7), 1.0).step) is int  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Observation(MetricRole.EVAL, 1.5, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 more evals"), (1, "1 more eval"), (2, "2 more evals")])
+def test_count_of_one_is_singular(number: int, words: str) -> None:
+    """A noun is plural for every count but 1."""
+    assert format_count(number, "more eval") == words
+
+
+def test_percentage_has_a_space_before_the_sign() -> None:
+    """A share is written in percent with the given number of decimals."""
+    assert [format_percent(0.468), format_percent(0.468, 1)] == ["47 %", "46.8 %"]
+
+
+PACKAGE = Path(evalstop_detectors.__file__).parent
+
+
+def test_no_detector_uses_the_builtin_sum() -> None:
+    """No detector uses `sum` or `statistics`, which round differently from Python 3.12 on."""
+    violations = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Name) and node.id == "sum")
+        or (isinstance(node, ast.ImportFrom) and node.module == "statistics")
+        or (isinstance(node, ast.Import) and "statistics" in [alias.name for alias in node.names])
+    ]
+    assert violations == [], "use evalstop_detectors.summation.add_up or math.fsum"
+
+
+def test_sums_are_not_compensated() -> None:
+    """`add_up` rounds as plain double precision: in 1e16 + 1 the 1 is lost on every version."""
+    assert add_up([1e16, 1.0, -1e16]) == 0.0
+    assert add_up([]) == 0.0
+    assert str(add_up([-0.0])) == "0.0"

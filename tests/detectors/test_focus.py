@@ -70,16 +70,6 @@ def test_candidate_limit_costs_at_most_1_percent() -> None:
     assert 0.99 * whole[-1] <= evidence.value <= whole[-1] * (1 + 1e-9)
 
 
-def test_noise_leaves_few_candidates() -> None:
-    """Over 10,000 noisy evals fewer than 40 candidates are kept."""
-    rng = random.Random(2)
-    detector, state, most_candidates = Focus(candidates=128), Focus().start(), 0
-    for item in eval_series([rng.gauss(0, 1) for _ in range(10_000)]):
-        state, _ = detector.step(state, item)
-        most_candidates = max(most_candidates, len(state.upper))
-    assert most_candidates < 40
-
-
 def test_turn_is_placed_at_the_fall() -> None:
     """After a plateau and a fall the turn is near the last eval before the fall."""
     levels = [8.0] * 100 + [3.0] * 50
@@ -99,21 +89,3 @@ def test_recovered_dip_is_forgotten_slowly() -> None:
     recovered = collect_evidence(Focus(), eval_series([*values, *[0.0, 0.1] * 10]))[-1]
     assert recovered.value < fallen.value
     assert recovered.turn_step == fallen.turn_step == 39
-
-
-def test_noise_is_not_suspect() -> None:
-    """20 plateaus of 300 noisy evals stay below the threshold to suspect."""
-    highest = [max(collect_values(Focus(), eval_series(create_noise(seed, 300)))) for seed in range(20)]
-    assert max(highest) < (Focus().thresholds.suspect_at or 0)
-
-
-def create_noise(seed: int, count: int) -> list[float]:
-    rng = random.Random(seed)
-    return [rng.gauss(0, 1) for _ in range(count)]
-
-
-def test_note_explains_a_missing_value() -> None:
-    """Until there is a value, the note gives the reason."""
-    evidence = collect_evidence(Focus(), eval_series([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 5.0]))
-    assert [item.note for item in evidence[:1]] == ["needs 3 more evals"]
-    assert evidence[4].note == "the eval score has not moved yet"

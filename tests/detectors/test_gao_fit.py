@@ -7,10 +7,9 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from evalstop_detectors import Evidence, MetricRole, Observation
-from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, _below_zero, _inverted
+from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, _below_zero
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -154,18 +153,6 @@ def test_single_outlier_is_no_turn() -> None:
     eval_scores = [rl_curve(d) for d in distances]
     eval_scores[60] -= 5
     assert max(item.value for item in collect_at_evals(eval_scores, [d * d for d in distances])) < 0.9
-
-
-@given(rows=st.lists(st.lists(st.integers(-9, 9).map(float), min_size=3, max_size=3), min_size=4, max_size=9))
-def test_matrix_inverse_is_correct(rows: list[list[float]]) -> None:
-    """The result is an inverse of the matrix, or None if it is nearly singular."""
-    gram = np.array(rows).T @ np.array(rows)
-    upper = np.triu_indices(3)
-    inverse = _inverted(tuple(gram[upper].tolist()))
-    if inverse is not None:
-        whole = np.zeros((3, 3))
-        whole[upper] = whole.T[upper] = inverse
-        assert np.allclose(whole @ gram, np.eye(3), atol=1e-4)
 
 
 @given(t=st.floats(-8, 8), dof=st.integers(2, 200))

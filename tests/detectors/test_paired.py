@@ -13,13 +13,11 @@ from evalstop_detectors import (
     POLICIES,
     Call,
     EvalRequests,
-    InvalidPolicy,
     MetricRole,
     Observation,
     Policy,
     Verdict,
     find_request,
-    policy_from_document,
     start,
     step,
 )
@@ -199,15 +197,6 @@ def test_policy_asks_only_with_an_evaluator() -> None:
             requests.append(find_request(judging_policy, state))
     assert any(requests[: len(NOISY_FALL)])
     assert not any(requests[len(NOISY_FALL) :])
-
-
-def test_evaluate_now_is_read_and_validated() -> None:
-    """`evaluate_now` is read with its defaults, and an invalid value is refused by its path."""
-    members = [{"detector": "posterior"}]
-    policy = policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 1}})
-    assert policy.evaluate_now == EvalRequests(most=1)
-    with pytest.raises(InvalidPolicy, match=r"evaluate_now\.most"):
-        policy_from_document({"name": "a", "members": members, "evaluate_now": {"most": 0}})
 
 
 def test_layer_sums_stay_below_2_to_53() -> None:

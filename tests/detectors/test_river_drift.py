@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 import subprocess
 import sys
@@ -75,14 +74,6 @@ def test_count_equals_drifts_of_river(name: Any) -> None:
     assert max(expected) > 0
 
 
-@settings(max_examples=10, deadline=None)
-@given(detector=detectors, seed=st.integers(0, 1000), indices=st.sets(st.integers(0, 479), max_size=8))
-def test_stored_state_continues_exactly(detector: RiverDrift, seed: int, indices: set[int]) -> None:
-    """A state that is stored and read back at any evals gives the same evidence and final state."""
-    values = create_scores(seed)
-    assert run_detector(detector, values, frozenset(indices)) == run_detector(detector, values)
-
-
 @given(detector=detectors, seed=st.integers(0, 1000), cut=st.integers(1, 400))
 @settings(max_examples=10, deadline=None)
 def test_state_can_be_continued_twice(detector: RiverDrift, seed: int, cut: int) -> None:
@@ -128,27 +119,6 @@ def test_turn_is_placed_at_the_fall() -> None:
     """The turn is the last eval before the change of the mean."""
     evidence, _ = run_detector(RiverDrift(), [0.0, 0.1] * 20 + [-5.0, -5.1] * 10)
     assert (evidence[-1].value, evidence[-1].turn_step) == (1, 39)
-
-
-@given(inputs=st.lists(st.integers(-3, 3).map(float), max_size=20), split=st.integers(1, 10), fall=st.integers(1, 10))
-def test_largest_change_is_signed(inputs: list[float], split: int, fall: int) -> None:
-    """The change is 0 for a constant, the step for a step, and its negative for negated values."""
-    assert largest_change([1.0] * len(inputs)) == (0.0, 0)
-    change, index = largest_change([0.0] * split + [-float(fall)] * 7)
-    assert index == split
-    assert change == pytest.approx(-fall * math.sqrt(split * 7 / (split + 7)))
-    change, index = largest_change(inputs)
-    assert largest_change([-item for item in inputs]) == (-change, index)
-
-
-def test_state_size_is_bounded() -> None:
-    """Without a drift, the older half of 256 inputs is dropped."""
-    state, sizes = RiverDrift().start(), []
-    for item in eval_series([math.sin(index) for index in range(600)]):
-        state, _ = RiverDrift().step(state, item)
-        sizes.append(len(state.inputs))
-    assert max(sizes) == 255
-    assert min(sizes[256:]) == 128
 
 
 def test_seed_of_kswin_is_fixed() -> None:

@@ -82,13 +82,6 @@ def test_truncated_share_calls_when_most_answers_are_cut() -> None:
     assert find_call(detector, [0.6 if i < 150 else share for i, share in enumerate(shares)]) is None
 
 
-def test_note_asks_for_an_eval() -> None:
-    """The note says what changed, by how much and within how many values."""
-    observations = [Observation(MetricRole.ENTROPY, i, 0.6 if i < 30 else 0.2) for i in range(32)]
-    evidence = collect_evidence(SuddenChange(), observations)[-1]
-    assert evidence.note == "entropy fell to 0.33 of its level within 5 values; please evaluate"
-
-
 @pytest.mark.parametrize("name", ["default", "early", "cautious"])
 def test_sudden_changes_raise_a_suspicion_and_never_stop(name: str) -> None:
     """A run whose entropy vanishes is suspect without evidence from the eval, and is not stopped."""

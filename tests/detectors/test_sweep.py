@@ -137,12 +137,6 @@ def test_more_sigmas_call_no_more_members(rule: GroupRule, members: list[GroupMe
         assert set(list_called(many, members, seed)) <= set(list_called(few, members, seed))
 
 
-@given(rule=any_rule, values=st.lists(LEVELS, min_size=1, max_size=9), count=st.integers(2, 6))
-def test_equal_members_are_not_ranked(rule: GroupRule, values: list[float], count: int) -> None:
-    """Nobody is called where all have the same scores."""
-    assert list_called(rule, [build(name, values) for name in "abcdef"[:count]]) == []
-
-
 @given(rule=any_rule, members=groups())
 def test_no_one_is_called_within_the_noise(rule: GroupRule, members: list[GroupMember]) -> None:
     """With standard errors beyond the range of all scores, no two members are ranked."""
@@ -264,13 +258,6 @@ def test_run_is_compared_with_enough_siblings() -> None:
         rule = msgspec.convert({"kind": kind, "fewest": 3, **fields}, GroupRule)
         assert "a" in list_called(rule, members)
         assert list_called(msgspec.structs.replace(rule, fewest=4), members) == []
-
-
-def test_median_waits_for_its_first_step() -> None:
-    """No run is stopped before `from_step`."""
-    members = build_all({"a": [1.0], "b": [2.0], "c": [3.0]})
-    assert list_called(GroupRule("median", fewest=1, from_step=EVERY), members) == ["a"]
-    assert list_called(GroupRule("median", fewest=1, from_step=EVERY + 1), members) == []
 
 
 @pytest.mark.parametrize(

@@ -262,12 +262,6 @@ def test_channel_gets_default_event_types(shell: Shell) -> None:
     assert types["teams"] == ["run.lost"]
 
 
-def test_policies_are_listed(shell: Shell) -> None:
-    """The shipped policies and their descriptions."""
-    assert {"default", "paper", "cautious"} <= {policy["name"] for policy in shell.read("policy", "ls")}
-    assert "3 consecutive eval declines" in shell.run("policy", "ls")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -295,15 +289,6 @@ def test_missing_things_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch,
     assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
     monkeypatch.delenv("EVALSTOP_KEY")
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)
-
-
-def test_columns_of_tables_are_aligned(shell: Shell, project: Project) -> None:
-    """A table has a line for its names and one for each row; without rows it is `none`."""
-    assert shell.run("runs", "ls") == "none\n"
-    with project.report_run("falls"), project.report_run("long-name", (0.1, 0.2)):
-        names, *rows = shell.run("runs", "ls").splitlines()
-    assert names.startswith("name       status   mode")
-    assert [row[: row.index("enforce")] for row in rows] == ["long-name  running  ", "falls      running  "]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

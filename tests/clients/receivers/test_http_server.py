@@ -1,16 +1,20 @@
-"""The receiver's HTTP server over real sockets: signatures, limits and slow clients."""
+"""The receiver's HTTP server over real sockets: signatures, certificates, limits and slow clients."""
 
 from __future__ import annotations
 
 import base64
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.kubernetes.api import Access, Api
 from evalstop_client.receivers.stop.receiver import load_secrets
 from evalstop_client.receivers.stop.webhooks import BODY_LIMIT_BYTES
+from evalstop_client.service import trusted_certificates
+from evalstop_lab.replay.servers import Remote
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.listening_receiver import ListeningReceiver
@@ -156,3 +160,21 @@ def test_bad_secret_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPat
         load_secrets("THE_SECRET", None)
     monkeypatch.setenv("THE_SECRET", f"{SECRET} {OTHER_SECRET}")
     assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER_SECRET]
+
+
+CONNECT: dict[str, Callable[[str], object]] = {
+    "kubernetes": lambda scheme: Api(Access(f"{scheme}://127.0.0.1:9")),
+    "replay": lambda scheme: Remote(f"{scheme}://127.0.0.1:9", {}),
+}
+
+
+@pytest.mark.parametrize("connect", CONNECT.values(), ids=CONNECT)
+def test_stale_certificate_file_does_not_stop_plain_http(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[[str], object]
+) -> None:
+    """SSL_CERT_FILE of an earlier machine is not read for an address without TLS."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/ca.pem")
+    trusted_certificates.cache_clear()
+    with pytest.raises(OSError, match="No such file"):
+        httpx.Client()
+    connect("http")

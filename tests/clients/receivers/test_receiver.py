@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,11 +12,15 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_client.receivers import StopRequest
+from evalstop_client.receivers.stop.execution import ReportClient
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
-from evalstop_client.receivers.stop.state_machine import Phase, Stop
+from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop
+from evalstop_service.web.api.decisions import ReportIn
+from evalstop_service.web.api.json_body import load
 
-from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
+from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
+from tests.clients.receivers.conformance import make_stop_request
 from tests.clients.receivers.fake_scheduler import UNAVAILABLE, FakeScheduler
 from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver, make_receiver
 from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event, sign_event
@@ -254,3 +259,22 @@ def test_only_livez_can_be_read(listener: ListeningReceiver) -> None:
     assert httpx.get(listener.url + "livez", timeout=60).status_code == 200
     assert httpx.get(listener.url, timeout=60).status_code == 404
     assert httpx.put(listener.url, timeout=60).status_code == 501
+
+
+@pytest.mark.parametrize(
+    ("value", "reported"),
+    [
+        ("\x1b[31mgone\x1b[0m\r\n", " [31mgone [0m \n"),
+        ("half of a pair: \ud800", "half of a pair:  "),
+        ({"a\0": [1, 2.5, None, True, {"b": "\0"}]}, {"a ": [1, 2.5, None, True, {"b": " "}]}),
+    ],
+)
+def test_report_is_accepted_whatever_a_scheduler_prints(
+    value: Any, reported: Any, server: FakeServer, service: FakeService
+) -> None:
+    """Details and reason hold only what the service accepts: a refused report would leave the stop unconfirmed."""
+    client = ReportClient(server.url, KEY)
+    client.send(make_stop_request({}), Report("confirmed", "502 Bad Gateway\r\n", {"said": value}))
+    ((_, report),) = service.reports
+    accepted = ReportIn.model_validate(load(json.dumps(report).encode()))
+    assert (accepted.reason, accepted.details) == ("502 Bad Gateway \n", {"said": reported})

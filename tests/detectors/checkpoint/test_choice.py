@@ -246,13 +246,6 @@ def test_smoothing_without_noise_equals_raw_maximum(length: int, peak: int, exis
     assert (smoothed and smoothed.step) == nearest
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -7.25, 1e300, 5e-324])
-def test_constant_run_chooses_the_earliest(value: float) -> None:
-    """Of equal scores the earliest is chosen, with that value as smoothed score and a standard error of 0."""
-    best = choose([Score(step, value) for step in range(40)], range(3, 40))
-    assert best == BestCheckpoint(3, value, "smoothed_maximum", value, 0.0)
-
-
 def test_single_outlier_is_not_the_smoothed_maximum() -> None:
     """A single score far above its neighbors is the raw maximum, but not the smoothed one."""
     hill = [1 - ((step - 60) / 60) ** 2 for step in range(100)]

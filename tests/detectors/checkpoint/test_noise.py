@@ -12,7 +12,6 @@ from evalstop_detectors.summation import LARGEST
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.checkpoint.noise_reference import clip, estimate_noise
 from tests.detectors.strategies import finite_values
 
 any_stderr = st.sampled_from([None, None, 0.0, -1.0, math.nan, math.inf]) | st.floats(0, 1e300)
@@ -96,19 +95,6 @@ def test_earlier_estimates_do_not_change_the_result(
         assert (estimate(last_state).sd, estimate(last_state).inflation) == expected
 
 
-@given(values=st.lists(finite_values, max_size=80), stderr=st.none() | st.floats(0, 1e300))
-def test_noise_is_finite(values: list[float], stderr: float | None) -> None:
-    """For any finite values the scale is finite and not negative, and the inflation is between 1 and 3."""
-    noise = estimate_after(values, stderr)
-    assert 0 <= noise.sd < math.inf
-    assert 1 <= noise.inflation <= 3
-
-
-def test_constant_series_has_no_noise() -> None:
-    """For equal values, a single value or none, the scale is 0, which means unknown."""
-    assert estimate_after([]).sd == estimate_after([5.0]).sd == estimate_after([5.0] * 100).sd == 0
-
-
 def test_state_size_is_bounded() -> None:
     """After 1,000 values of growing size, the state holds 65 values, clipped at LARGEST."""
     state = NoiseState()
@@ -126,3 +112,38 @@ def test_all_values_at_once_equal_single_ones(drawn: list[tuple[float, float | N
         single = advance(single, value, stderr)
     state = take_values([value for value, _ in drawn], [stderr for _, stderr in drawn])
     assert (state, estimate(state)) == (single, estimate(single))
+
+
+LARGEST_VALUE = 1e120
+
+
+def clip(value: float) -> float:
+    return min(max(value, -LARGEST_VALUE), LARGEST_VALUE)
+
+
+def median(numbers: list[float]) -> float:
+    ordered = sorted(numbers)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def estimate_noise(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> tuple[float, float]:
+    """The noise scale and inflation of these values, which are relative to the first one."""
+    count, mean_square = 0, 0.0
+    for stderr in stderrs:
+        if stderr is not None and 0 < stderr < math.inf:
+            count += 1
+            mean_square += (min(stderr, LARGEST_VALUE) * min(stderr, LARGEST_VALUE) - mean_square) / count
+    n, known, recent = len(values), math.sqrt(mean_square), values[-65:]
+    if n < 2:
+        return known, 1.0
+    least = (max(values) - min(values)) * (0.05 if n <= 8 else 0.02)
+    first = median([abs(recent[i + 1] - recent[i]) for i in range(len(recent) - 1)]) / 0.9539
+    sd, correlation = first, 0.0
+    if n >= 4:
+        bends = [abs(recent[i + 2] - 2 * recent[i + 1] + recent[i]) for i in range(len(recent) - 2)]
+        sd = min(first, 1.15 * median(bends) / 1.6522)
+    if n >= 10 and first > least:
+        ratio = median([abs(recent[i + 2] - recent[i]) for i in range(len(recent) - 2)]) / 0.9539 / first
+        correlation = min(max(ratio * ratio - 1, 0.0), 0.7) * (n - 2) / (n + 8)
+    correlation = min(correlation + 0.4 * 10 / (n + 10), 0.8)
+    return max(sd * (1 + 2 / n), least, known), math.sqrt((1 + correlation) / (1 - correlation))

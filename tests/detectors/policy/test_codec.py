@@ -127,13 +127,6 @@ def test_shipped_policy_is_valid(name: str) -> None:
     assert any(member.thresholds.stop_at is not None and member.sees_eval for member in policy.members)
 
 
-def test_stops_despite_is_empty_by_default() -> None:
-    """Without `stops_despite` a policy ignores no guard, and its document omits the key."""
-    policy = policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]})
-    assert policy.stops_despite == ()
-    assert "stops_despite" not in policy_to_document(policy)
-
-
 def test_stops_despite_does_not_invalidate_states() -> None:
     """`stops_despite` is read, and a stored state stays valid when only this key changes."""
     document = {"name": "p", "members": [{"detector": "k_decline"}]}

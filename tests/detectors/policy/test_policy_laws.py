@@ -1,4 +1,4 @@
-"""How a policy combines the evidence of its members: counts, risks and guessed roles."""
+"""How a policy combines the evidence of its members: counts, risks, stated and not, and guessed roles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 from evalstop_detectors import (
+    POLICIES,
     Call,
     Detector,
     Evidence,
@@ -20,7 +21,7 @@ from evalstop_detectors import (
     policy_from_document,
     policy_to_document,
 )
-from evalstop_detectors.policy.calibration import SHIPPED
+from evalstop_detectors.policy.calibration import SHIPPED, compute_stated_risk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -189,3 +190,33 @@ def test_levelling_off_is_shown_and_calls_for_nothing() -> None:
     verdict = build_policy([MetricRole.EVAL]).judge([replace(NO_EVIDENCE, outlook=outlook)], step=3, evals=3)
     assert verdict.verdict is Call.CONTINUE
     assert [(item.detector, item.value) for item in verdict.evidence] == [("fake", 0.0), ("levelled_off", 0.98)]
+
+
+FOCUS: dict[str, Any] = {"detector": "focus", "stop_at": {"risk": 0.01}}
+COLLAPSE: dict[str, Any] = {"detector": "collapse"}
+COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
+THRESHOLDS = next(thresholds for detector, thresholds in SHIPPED if detector.name == "focus")
+
+
+@pytest.mark.parametrize(("name", "risk"), [("default", 0.016), ("early", 0.071), ("cautious", 0.001), ("paper", None)])
+def test_shipped_policies_state_their_risk(name: str, risk: float | None) -> None:
+    """A shipped policy, also when read from its document, has the risk of its description."""
+    assert compute_stated_risk(policy_from_document(policy_to_document(POLICIES[name]))) == pytest.approx(risk)
+
+
+@pytest.mark.parametrize(
+    ("members", "terms", "risk"),
+    [
+        ([FOCUS, COLLAPSE], {}, 0.011),
+        ([FOCUS, COUNT], {}, None),
+        ([FOCUS, COLLAPSE], {"at_least": 2}, 0.0055),
+        ([FOCUS | {"stop_at": 0.2}], {}, None),
+        ([COLLAPSE | {"stop_at": 20.0}], {}, None),
+        ([FOCUS | {"params": {"candidates": 16}, "stop_at": THRESHOLDS[0.01]}], {}, None),
+    ],
+    ids=["any", "one without a risk", "both", "custom threshold", "custom evidence", "custom parameters"],
+)
+def test_risks_of_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
+    """Risks of members that can each stop add up; the result is None if a member without a risk can stop."""
+    stated = compute_stated_risk(policy_from_document({"name": "mine", "members": members} | terms))
+    assert stated == pytest.approx(risk)

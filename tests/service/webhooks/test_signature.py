@@ -47,15 +47,6 @@ def test_every_secret_verifies(secrets: list[str], text: str) -> None:
         assert standardwebhooks.Webhook(secret).verify(body, sent) == {"text": text}
 
 
-def test_unknown_secret_does_not_verify() -> None:
-    """A receiver that knows none of the secrets rejects the message."""
-    sent = signature.sign_headers(
-        [generate_secret(), generate_secret()], "msg_1", int(datetime.now(UTC).timestamp()), b"{}"
-    )
-    with pytest.raises(standardwebhooks.WebhookVerificationError):
-        standardwebhooks.Webhook(generate_secret()).verify("{}", sent)
-
-
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_no base64!", "whsec_YQ", "plain"])
 def test_invalid_secret_is_refused(secret: str) -> None:
     """A malformed secret raises an error instead of signing with an empty key."""

@@ -1,4 +1,4 @@
-"""The Slurm commands of docs/receivers.md on a real Slurm, with webhooks and with a pull endpoint."""
+"""The Slurm commands and the batch script of the documentation on a real Slurm."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from evalstop_lab.service_process import Service
 
 from tests.acceptance.docs.connect_pages import read_block
+from tests.acceptance.examples.programs import EXAMPLES, find_run
 from tests.clients.programs import running_program, wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.forked_service import running_service
@@ -83,3 +84,25 @@ def test_documented_commands_stop_a_job(
         api = evalstop.Api(page_service.url, page_service.key)
         wait_until(lambda: [item for item in api.decisions(state="confirmed") if item.run_name == run], STOP_SECONDS)
     assert cluster.get_job_state(job) in ("CANCELLED", "FAILED", "COMPLETED")
+
+
+def test_batch_script_run_has_the_jobs_labels(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its run is named after the job, has the job's labels, and is stopped by the service."""
+    with running_service(tmp_path / "service") as service:
+        job = cluster.submit_job(
+            (EXAMPLES / "slurm.sh").read_text().partition("\n")[2],
+            "--gres=gpu:1",
+            "--job-name=watched",
+            f"--chdir={tmp_path}",
+            f"--output={tmp_path}/output",
+            EVALSTOP_URL=service.url,
+            EVALSTOP_KEY=service.key,
+            EVALSTOP_SPOOL=str(tmp_path / "spool"),
+            TRAINER=str(EXAMPLES / "plain_loop.py"),
+            PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        )
+        wait_until(lambda: cluster.get_job_state(job) == "COMPLETED", STOP_SECONDS)
+        run = find_run(service, f"watched-{job}")
+        assert run["labels"]["slurm_job_id"] == job
+        assert run["labels"]["job_kind"] == "sft"
+        assert run["decision"] is not None, (tmp_path / "output").read_text()

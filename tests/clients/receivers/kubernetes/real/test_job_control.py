@@ -1,14 +1,23 @@
-"""Tests of KubernetesJobControl that run on the real API server too, and what only a real one shows."""
+"""Tests of the folder above that run on the real API server too, and what only a real one shows."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
-from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, Kind
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, Kind
 
-from tests.clients.receivers.conformance import make_stop_request
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
+from tests.clients.receivers.conformance import Conformance, make_stop_request
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, KubernetesLauncher
+from tests.clients.receivers.kubernetes.test_end_to_end import test_stop_frees_a_gpu_for_a_waiting_job  # noqa: F401
+from tests.clients.receivers.kubernetes.test_idle_returns import (  # noqa: F401
+    test_parked_workload_runs_while_nobody_waits,
+    test_pods_elsewhere_count_where_they_may_be_listed,
+    test_pods_of_parked_workloads_do_not_wait,
+    test_workloads_in_a_queue_of_kueue_wait,
+)
 from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401  # and these
     stop_and_resume,
     test_externally_resumed_workload_is_present_again,
@@ -48,3 +57,20 @@ def test_real_server_rejects_unknown_tokens_and_missing_verbs(kubernetes: Kubern
     unknown = KubernetesJobControl(kubernetes.connect("no-such-token"), namespaces=None)
     with pytest.raises(SchedulerUnavailable, match="401"):
         unknown.find_job(make_stop_request(kubernetes.get_run_labels(item)))
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, kubernetes: KubernetesCluster) -> KubernetesLauncher:
+    return KubernetesLauncher(kubernetes, **request.cls.options)
+
+
+class TestJobSet(Conformance):
+    """spec.suspend of a JobSet: Kubernetes 1.20 cannot suspend a Job."""
+
+    options: ClassVar[dict[str, Any]] = {"kind": JOBSET}
+
+
+class TestQueuedJobSet(Conformance):
+    """spec.active of Kueue's Workload."""
+
+    options: ClassVar[dict[str, Any]] = {"kind": JOBSET, "is_queued": True}
