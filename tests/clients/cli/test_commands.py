@@ -253,15 +253,6 @@ def test_failed_endpoint_test_prints_the_answer(shell: Shell) -> None:
     assert (facts["delivered"], facts["status_code"], facts["answer"]) == ("no", "401", "compare the secret")
 
 
-def test_channel_gets_default_event_types(shell: Shell) -> None:
-    """A Slack endpoint without --event gets stops and alarms, not receivers' events, and no secret is printed."""
-    assert shell.run("endpoint", "add", "http://127.0.0.1:9/slack", "--format", "slack").endswith("slack was added\n")
-    shell.run("endpoint", "add", "http://127.0.0.1:9/teams", "--format", "teams", "--event", "run.lost")
-    types = {item["format"]: item["event_types"] for item in shell.read("endpoint", "ls")}
-    assert {"run.stop_pending", "run.stop_on_hold", "run.stop_failed"} < set(types["slack"])
-    assert types["teams"] == ["run.lost"]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -50,24 +50,6 @@ def find_announced(instructions: list[Instruction]) -> list[str]:
     return [instruction.type for instruction in instructions if isinstance(instruction, Announce)]
 
 
-def test_unconfirmed_stop_escalates_in_steps() -> None:
-    """An unconfirmed stop is requested again, escalated, then failed, each after its own deadline."""
-    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
-    announced: list[list[str]] = []
-    for period in range(1, 4):
-        at = NOW + timedelta(seconds=900 * period)
-        assert apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_VETO_WINDOW) == (
-            life,
-            [],
-        )
-        life, instructions = apply_event(life, TimePassed(at), NO_VETO_WINDOW)
-        announced.append(find_announced(instructions))
-    assert announced == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
-    assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
-    life, _ = apply_event(life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW)
-    assert life.state is DecisionState.CONFIRMED
-
-
 def test_unconfirmed_park_is_requested_twice_and_never_forced() -> None:
     """A job that nobody parks goes on: the second deadline fails the decision."""
     decided = StopDecided(NOW, "policy", "", Mode.ENFORCE, (), action=Action.PARK)
@@ -180,31 +162,6 @@ def test_failure_after_the_trainer_obeyed_is_announced() -> None:
     life, instructions = apply_event(Lifecycle(DecisionState.OBEYED, NOW), report, TIMEOUTS)
     assert life.state is DecisionState.FAILED
     assert find_announced(instructions) == [EventType.STOP_FAILED]
-
-
-@pytest.mark.parametrize("state", [DecisionState.REQUESTED, DecisionState.ESCALATED])
-def test_stop_that_no_receiver_has_ends_with_its_run(state: DecisionState) -> None:
-    """A run that ended by itself leaves its stop moot, unless a receiver may have it."""
-    life = Lifecycle(state, NOW, NOW + timedelta(seconds=900))
-    for receiver_informed, expected in ((True, state), (False, DecisionState.MOOT)):
-        after, _ = apply_event(life, RunEnded(NOW, "completed", receiver_informed), TIMEOUTS)
-        assert after.state is expected
-
-
-def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
-    """Repeating it could end the job that continues the run, so it fails with an event instead."""
-    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
-    life, instructions = apply_event(life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW)
-    assert life.state is DecisionState.FAILED
-    assert find_announced(instructions) == [EventType.STOP_FAILED]
-
-
-def test_acknowledgement_sets_the_deadline() -> None:
-    """The deadline is the receiver's expected time plus the project's confirmation time."""
-    life, _ = apply_event(BEGUN, StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
-    at = NOW + timedelta(seconds=10)
-    life, _ = apply_event(life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW)
-    assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
 
 
 REFUSED_EVENTS: dict[str, tuple[DecisionState, Event]] = {

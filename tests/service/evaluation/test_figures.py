@@ -148,25 +148,6 @@ def test_cases_of_other_projects_do_not_count(project_with_cases: ProjectFixture
     assert load_figures(set_up_project(database))[()].precision.value is None
 
 
-def test_revision_changes_when_a_case_is_saved(project_with_cases: ProjectFixture) -> None:
-    """Saving a case again, even unchanged, gives a new revision."""
-
-    def revision() -> str:
-        with project_with_cases.database.reading() as tx:
-            return cases.read_revision(tx, project_with_cases.id)
-
-    before = revision()
-    assert revision() == before
-    with project_with_cases.database.transaction() as tx:
-        oldest = min(
-            cases.list_cases(tx, project_with_cases.id, CaseFilter(), limit=100), key=lambda case: case.attempt
-        )
-        stored = cases.find_case(tx, oldest.run_id, oldest.attempt)
-        assert stored is not None
-        cases.save_case(tx, stored)
-    assert revision() != before
-
-
 def test_calls_are_counted_in_the_order_of_an_index(postgres_database: Database) -> None:
     """Hundreds of thousands of calls are counted as an index lists them: PostgreSQL need not sort them first."""
     project, database = set_up_project(postgres_database), postgres_database

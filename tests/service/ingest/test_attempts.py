@@ -1,20 +1,25 @@
-"""Resuming from a checkpoint: later observations of the earlier attempt no longer count."""
+"""Attempts: resuming from a checkpoint, and reopening a run during or after its stop."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.decision_commands import Undone
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.store import tables
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import (
+    NOW,
     ONE_HOUR_LATER,
     ProjectFixture,
     evals,
+    lift_stop_limits,
     load_stop_delivery_states,
 )
 
@@ -109,3 +114,61 @@ def test_resume_makes_an_undelivered_stop_moot(project: ProjectFixture) -> None:
         DecisionState.REQUESTED,
         ["cancelled"] * 2,
     )
+
+
+LATER_EVAL = [PostedObservation("eval", 900, 0.1)]
+
+
+@pytest.fixture
+def stopping_project(project: ProjectFixture) -> ProjectFixture:
+    """A project with a receiver, whose stops are requested at once."""
+    lift_stop_limits(project.database)
+    project.add_endpoint()
+    return project
+
+
+def test_stopped_run_can_be_stopped_again(stopping_project: ProjectFixture) -> None:
+    """Reopened after its stop was confirmed, a run starts a new attempt, which can be stopped again."""
+    run, first = stopping_project.open_declining_run("one")
+    stopping_project.record_report(first, DecisionState.CONFIRMED)
+    again = stopping_project.open_run("one", resume="must")
+    assert (again.id, again.attempt, again.status, again.ended_at) == (run.id, 2, "running", None)
+    assert len(stopping_project.load_events(run, "run.stop_requested")) == 1, "no new observation yet"
+    second = stopping_project.post_observations(run, LATER_EVAL).decision
+    assert second is not None
+    assert (second.attempt, second.state) == (2, DecisionState.REQUESTED)
+    assert second.id != first.id
+    assert len(stopping_project.load_events(run, "run.stop_requested")) == 2
+    case = stopping_project.load_case(run)
+    assert case.decision_id == first.id, "the case of the first attempt keeps its decision"
+
+
+def test_run_continued_by_another_job_stays_running(stopping_project: ProjectFixture) -> None:
+    """Reopened by another job while a stop is pending, a run starts an attempt that the old job's end leaves alone."""
+    run, first = stopping_project.open_declining_run("one", job="slurm:1")
+    again = stopping_project.open_run("one", job="slurm:2", resume="must")
+    assert (again.id, again.attempt) == (run.id, 2)
+    assert stopping_project.record_report(first, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
+    assert stopping_project.load_run(run).status == "running"
+    second = stopping_project.post_observations(run, LATER_EVAL).decision
+    assert second is not None
+    assert second.id != first.id
+
+
+def test_reopening_in_the_same_job_keeps_the_stop(stopping_project: ProjectFixture) -> None:
+    """A process of the same job that reopens the run during its stop stays in the attempt."""
+    run, decision = stopping_project.open_declining_run("one", job="slurm:1")
+    for resume in (None, "allow"):
+        assert stopping_project.open_run("one", job="slurm:1", resume=resume).attempt == 1
+    stopping_project.record_report(decision, DecisionState.CONFIRMED)
+    assert stopping_project.load_run(run).status == "stopped"
+
+
+def test_undone_stop_is_not_requested_again(stopping_project: ProjectFixture) -> None:
+    """After a person undid a stop, reopening the run in a new job requests no new one."""
+    run, decision = stopping_project.open_declining_run("one")
+    stopping_project.record_report(decision, DecisionState.CONFIRMED)
+    stopping_project.apply_command(decision, Undone(NOW, "dana", "a known dip"))
+    assert stopping_project.open_run("one", resume="must").attempt == 1
+    stopping_project.post_observations(run, LATER_EVAL)
+    assert len(stopping_project.load_events(run, "run.stop_requested")) == 1

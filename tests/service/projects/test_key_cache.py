@@ -1,21 +1,24 @@
-"""The key cache authenticates without the database for a limited time."""
+"""The key cache authenticates without the database for a limited time; the first start creates one key."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from anyio import CapacityLimiter
+from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import THREADS, KeyCache
 from evalstop_service.store import keys
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 
+from tests.faults.retrying_clients import wait_until
 from tests.service.project_fixture import NOW, ProjectFixture
 
 
@@ -131,3 +134,24 @@ def test_request_after_a_revocation_reads_again(database: Database, project: Pro
 
     assert asyncio.run(authenticate()) == [key, None]
     assert cache.get(secret) is None
+
+
+COUNT_WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+def test_processes_that_start_together_create_one_key(postgres_database: Database) -> None:
+    """Of two processes that start at the same moment, one creates the first key, and the other starts without."""
+    database = postgres_database
+
+    def count_waiting() -> int:
+        with database.reading() as tx:
+            count: int = tx.exec_driver_sql(COUNT_WAITING).scalar_one()
+        return count
+
+    with ThreadPoolExecutor(2) as threads:
+        with database.transaction() as tx:
+            tx.exec_driver_sql("LOCK TABLE keys IN SHARE ROW EXCLUSIVE MODE")
+            starts = [threads.submit(api_keys.create_first_key, database, utc_now()) for _ in range(2)]
+            wait_until(lambda: count_waiting() == 2, "both wait")
+        created = [start.result() for start in starts]
+    assert [secret is None for secret in created] in ([True, False], [False, True])

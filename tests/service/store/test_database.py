@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
-from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new
+from evalstop_service.store.database import WORK, Database, Transaction, Turns, Work, contains_text, insert_if_new
 from evalstop_service.store.faults import find_fault
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
@@ -24,7 +24,7 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import problem_of
 from psycopg.pq import Conninfo, TransactionStatus
 
-from tests.service.concurrency import run_concurrently
+from tests.service.concurrency import count_waiting, run_concurrently, wait_until
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -297,3 +297,26 @@ def test_read_only_server_is_left(empty_postgres_url: str) -> None:
     assert answer.kind.title == "The database cannot be used now"
     create("after")
     database.close()
+
+
+def test_decisions_go_first() -> None:
+    """Decisions are served first, and among equals whoever came first."""
+    turns, served = Turns(), list[str]()
+
+    def write(name: str, work: Work) -> None:
+        WORK.set(work)
+        with turns.take():
+            served.append(name)
+
+    works = {"a": Work("key", "a"), "b": Work("key", "b"), "veto": Work("key", "b", is_decision=True), "none": Work()}
+    threads = []
+    with turns.take():
+        for waiting_count, (name, work) in enumerate(works.items(), start=1):
+            threads.append(threading.Thread(target=write, args=(name, work)))
+            threads[-1].start()
+            wait_until(lambda waiting_count=waiting_count: count_waiting(turns) == waiting_count)  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    assert served == ["veto", "a", "b", "none"]
+    with turns.take():
+        assert count_waiting(turns) == 0

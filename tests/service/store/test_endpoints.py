@@ -10,7 +10,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.attempts import Dead
 
-from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, settle_delivery
 
 
 def test_deleting_an_endpoint_cancels_its_deliveries(database: Database, project: SeededProject) -> None:
@@ -27,22 +27,6 @@ def test_deleting_an_endpoint_cancels_its_deliveries(database: Database, project
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) is None
         assert endpoints.list_endpoints(tx, project.id) == []
         assert sorted(delivery.state for delivery in project.list_deliveries(tx)) == ["cancelled", "dead"]
-
-
-def test_endpoint_is_hidden_from_other_projects(database: Database, project: SeededProject) -> None:
-    """Another project can neither see, change, rotate nor delete an endpoint."""
-    endpoint = project.add_endpoint(database, "http://x.example")
-    other_project_id = seed_project(database).id
-    with database.transaction() as tx:
-        with pytest.raises(NotFound):
-            endpoints.load_endpoint(tx, other_project_id, endpoint.id)
-        with pytest.raises(NotFound):
-            endpoints.update_endpoint(tx, other_project_id, endpoint.id, url="http://evil.example")
-        with pytest.raises(NotFound):
-            endpoints.rotate_secret(tx, other_project_id, endpoint.id, now=EPOCH)
-        with pytest.raises(NotFound):
-            endpoints.delete_endpoint(tx, other_project_id, endpoint.id, now=EPOCH)
-        assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
 
 
 def test_update_changes_only_given_fields(database: Database, project: SeededProject) -> None:

@@ -1,17 +1,21 @@
-"""Which deliveries are due, per endpoint, and what finding them costs."""
+"""Which deliveries are due, per endpoint, what finding them costs, and how they are listed."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
+from evalstop_service.errors import NotFound
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import leases
+from evalstop_service.store.queue import leases, outbox
+from evalstop_service.store.queue.attempts import Dead
 from evalstop_service.store.tables import deliveries, events, runs
 
-from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
 
 
 def test_claims_are_limited_per_endpoint(database: Database, project: SeededProject) -> None:
@@ -112,3 +116,33 @@ def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:
         second = leases.find_due_deliveries(second_tx, EPOCH, 4, 4)
     assert (len(first), len(second)) == (4, 2)
     assert {item.id for item in first}.isdisjoint(item.id for item in second)
+
+
+def test_deliveries_are_listed_by_page(database: Database, project: SeededProject) -> None:
+    """Deliveries of the project are listed newest first, by page, each once, and by filter."""
+    endpoint = project.add_endpoint(database, "http://x.example")
+    other_project = seed_project(database)
+    other_project.add_endpoint(database, "http://stranger.example")
+    with database.transaction() as tx:
+        for number in range(7):
+            project.add_event(tx, number)
+            other_project.add_event(tx, number)
+        claimed = claim_deliveries(tx, EPOCH, 10, 100)
+        dead = next(delivery for delivery in claimed if delivery.endpoint_id == endpoint.id)
+        settle_delivery(tx, dead, Dead("HTTP 400: no"), EPOCH, duration_ms=3.5, status_code=400)
+    pages: list[UUID] = []
+    with database.reading() as tx:
+        before = None
+        while page := outbox.list_deliveries(tx, project.id, before=before, limit=3):
+            pages += [delivery.id for delivery in page]
+            before = pages[-1]
+        assert [delivery.id for delivery in project.list_deliveries(tx)] == pages == sorted(pages, reverse=True)
+        assert len(pages) == 7
+        dead_deliveries = project.list_deliveries(tx, state="dead", endpoint_id=endpoint.id)
+        assert [delivery.id for delivery in dead_deliveries] == [dead.id]
+        assert project.list_deliveries(tx, endpoint_id=new_id()) == []
+        with pytest.raises(NotFound):
+            outbox.load_delivery(tx, other_project.id, dead.id)
+        assert [
+            (a.number, a.status_code, a.error, a.duration_ms) for a in outbox.list_attempts(tx, dead_deliveries[0])
+        ] == [(1, 400, "HTTP 400: no", 3.5)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import uuid
+from pathlib import Path
 
+import evalstop_service
 import httpx
 import pytest
 from evalstop_service.projects.policies import RESERVED_NAMES
 from evalstop_service.web.api.policies import POLICY_DOCUMENT
+from evalstop_service.web.problem_kinds import ProblemKind
 
 from tests.service.web.api.api_calls import Resources, call_route, expect_problem
 from tests.service.web.api.conftest import Service
@@ -61,3 +65,15 @@ def test_policy_named_like_a_route_is_refused(admin: httpx.Client) -> None:
     for name in literals:
         problem = expect_problem(admin.post("/policies", json=POLICY_DOCUMENT | {"name": name}), 422)
         assert "is reserved" in problem["detail"]
+
+
+def test_every_problem_kind_is_used() -> None:
+    """The documentation lists no code that no response has."""
+    used_kinds = {
+        node.attr
+        for path in Path(evalstop_service.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ProblemKind"
+    }
+    assert used_kinds == {kind.name for kind in ProblemKind}
+    assert len({kind.title for kind in ProblemKind}) == len(ProblemKind)

@@ -1,4 +1,4 @@
-"""Requests of MLflow's clients: numbers in protobuf's JSON, tags as labels, and filters."""
+"""Requests of MLflow's clients: numbers in protobuf's JSON, tags as labels, filters and statuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from evalstop_service.domain.fields import check_text
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.store.mlflow import STATUSES
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.protocol import MlflowError
@@ -142,3 +144,14 @@ def test_cost_of_a_refusal_is_linear_in_its_text(text: str) -> None:
     for _ in range(500):
         with pytest.raises(MlflowError):
             requests.parse_filter(text)
+
+
+@pytest.mark.parametrize("status", RunStatus)
+def test_every_status_maps_to_an_mlflow_status(status: RunStatus) -> None:
+    """MLflow's clients know five statuses."""
+    assert STATUSES[status] in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
+
+
+def test_parked_run_is_scheduled() -> None:
+    """A parked run is neither running nor ended, as its job waits to be started again."""
+    assert STATUSES[RunStatus.PARKED] == "SCHEDULED"

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.service.web.pages.accessibility import find_accessibility_faults
 from tests.service.web.pages.populated_project import populate_project
 from tests.service.web.pages.recorded_runs import add_tenant
-from tests.service.web.pages.serving import press_tab_until_focused, sign_in_link, start_dashboard_server
+from tests.service.web.pages.serving import sign_in_link, start_dashboard_server
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -247,27 +247,3 @@ def test_views_of_the_run_list_are_saved_by_name(site: PopulatedSite) -> None:
 def press_keys(page: Page, *keys: str) -> None:
     for key in keys:
         page.keyboard.press(key)
-
-
-def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
-    """A veto with its reason, then a label with the step of the turn, by keys alone."""
-    page = site.visit(f"/runs/{site.pending}")
-    page.keyboard.press("v")
-    expect(page.locator("#why-veto")).to_be_focused()
-    page.keyboard.type("the eval set was broken")
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
-    expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
-    press_tab_until_focused(page, "#act-label > summary")
-    page.keyboard.press("Enter")
-    press_tab_until_focused(page, "input[name=outcome]")
-    page.keyboard.press("Space")
-    press_tab_until_focused(page, "#turn-label")
-    page.keyboard.type("soon")
-    page.keyboard.press("Enter")
-    # The browser shows this error at the field.
-    assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")
-    page.locator("#turn-label").fill("230")
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("Outcome: right, turn (as labeled) at step 230")).to_be_visible()
-    assert [error for error in site.errors if "404" not in error] == []

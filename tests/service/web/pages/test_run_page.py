@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import httpx
@@ -10,13 +11,16 @@ import pytest
 from evalstop_detectors import POLICIES, advance, start
 from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_commands import Undone, Vetoed
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.pages import run_page
+from evalstop_service.web.pages.run_page import list_states
 from msgspec import structs
 
 from tests.service.web.pages.recorded_runs import (
@@ -174,3 +178,25 @@ def test_page_and_api_say_that_a_run_is_not_judged(visitor: httpx.Client, databa
     bearer = {"authorization": f"Bearer {tenant.secret}"}
     answer = visitor.get(f"/api/v1/runs/{run.id}", headers=bearer).json()
     assert answer["health"]["detector_failure"] == "a detector failed at step 3: ValueError('<b>')"
+
+
+@pytest.fixture
+def decision(tenant: Tenant) -> Decision:
+    return tenant.open_stopped_run("run", load_recorded_evals("np-0044")[:29])[1]
+
+
+@SQLITE_ONLY
+def test_each_state_lasts_until_the_next(decision: Decision) -> None:
+    """A state lasts until the next begins; a last one that waits for a person has no end, a veto window has."""
+    at = decision.created_at
+    seconds = {DecisionState.PENDING: 0, DecisionState.ON_HOLD: 30, DecisionState.REQUESTED: 90}
+    changes = [
+        DecisionChange(place, state, "dana", "why", {}, at + timedelta(seconds=later))
+        for place, (state, later) in enumerate(seconds.items())
+    ]
+    assert [(state.name, state.seconds) for state in list_states(decision, changes)] == [
+        *(("veto window", 30.0), ("stop on hold", 60.0), ("stop requested", None)),
+    ]
+    deadline = replace(decision, deadline_at=at + timedelta(hours=1))
+    ends = [list_states(deadline, changes[: place + 1])[-1].until for place in range(3)]
+    assert ends == [decision.due_at, None, deadline.deadline_at]

@@ -20,7 +20,7 @@ from tests.service.web.pages.recorded_runs import (
     add_tenant,
     load_recorded_evals,
 )
-from tests.service.web.pages.serving import press_tab_until_focused, sign_in_link, wait_for_value
+from tests.service.web.pages.serving import sign_in_link, wait_for_value
 from tests.service.web.pages.test_message_link_page import load_decision, open_pending_stop
 from tests.service.web.pages.test_page_safety import HOSTILE_NAMES
 
@@ -126,37 +126,6 @@ def test_probability_panel_and_lanes(window: Window, tenant: Tenant) -> None:
 
 
 @pytest.mark.nightly
-def test_run_page_by_keyboard(window: Window, tenant: Tenant) -> None:
-    """Sign in, search, open a run, hide a line and copy the checkpoint's address without a mouse."""
-    page = window.page
-    run = tenant.open_run("ppo-keys")
-    tenant.open_run("other")
-    tenant.post_evals(run, EVALS[:10])
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(f"{window.address}/login?next=/runs")
-    expect(page.locator("input[name=key]")).to_be_focused()
-    page.keyboard.type(tenant.secret)
-    page.keyboard.press("Enter")
-    page.wait_for_url(f"{window.address}/runs")
-    page.keyboard.press("/")
-    expect(page.locator("input[name=name]")).to_be_focused()
-    page.keyboard.type("keys")
-    page.keyboard.press("Enter")
-    expect(page.locator(".row-link")).to_have_count(1)
-    press_tab_until_focused(window.page, ".row-link")
-    page.keyboard.press("Enter")
-    wait_for_chart(window, 10)
-    press_tab_until_focused(window.page, "[data-toggle=proxy]")
-    page.keyboard.press("Space")
-    expect(page.locator("[data-toggle=proxy]")).to_have_attribute("aria-pressed", "false")
-    press_tab_until_focused(window.page, ".uri .copy")
-    page.keyboard.press("Enter")
-    expect(page.locator(".uri .copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()").startswith("file:///checkpoints/step-")
-    window.assert_no_errors()
-
-
-@pytest.mark.nightly
 def test_update_keeps_the_focus(window: Window, tenant: Tenant) -> None:
     """An update that redraws a part of the page leaves the focus where it was."""
     page = window.page
@@ -172,34 +141,6 @@ def test_update_keeps_the_focus(window: Window, tenant: Tenant) -> None:
     expect(page.locator(".uri")).to_contain_text(f"step-{best.step:06d}")
     assert page.evaluate("document.activeElement.matches('.uri .copy')")
     window.assert_no_errors()
-
-
-@pytest.mark.nightly
-def test_pages_fit_a_phone_in_both_color_schemes(window: Window, tenant: Tenant) -> None:
-    """On a phone no page scrolls sideways, and the background has the color of the scheme."""
-    page = window.page
-    page.set_viewport_size({"width": 375, "height": 740})
-    run = tenant.open_run("a-name-without-any-space-" + "x" * 200, mode="enforce")
-    tenant.post_evals(run, EVALS[:29])
-    page.goto(f"{window.address}/login")
-    assert_page_fits(window)
-    window.sign_in(tenant)
-    expect(page.locator(".spark-line")).to_be_visible()
-    assert_page_fits(window)
-    page.goto(f"{window.address}/runs/{run.id}")
-    wait_for_chart(window, 29)
-    assert_page_fits(window)
-    page.emulate_media(color_scheme="dark")
-    assert read_background_red(window) < 40
-    page.emulate_media(color_scheme="light")
-    assert read_background_red(window) > 200
-    assert_page_fits(window)
-    window.assert_no_errors()
-
-
-def read_background_red(window: Window) -> int:
-    """The red part of the page's background color."""
-    return int(window.page.evaluate("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Events as Microsoft Teams cards and as e-mail: content, and text from users that stays text."""
+"""Events as Microsoft Teams cards, e-mail and Slack messages: content, and text from users that stays text."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def parse_card(body: str) -> dict[str, Any]:
     assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
     card: dict[str, Any] = attachment["content"]
     return card
+
+
+def read_lines(body: str) -> list[str]:
+    """The lines of the message for Slack."""
+    lines: list[str] = json.loads(render_body(Format.SLACK, body))["text"].split("\n")
+    return lines
 
 
 @pytest.mark.parametrize("event_type", EventType)
@@ -83,9 +89,49 @@ def test_only_messages_about_a_pending_stop_hold_a_link_to_act(form: Format) -> 
         assert url not in render_body(form, json.dumps(forbidden), url)
 
 
+@pytest.mark.parametrize("event_type", EventType)
+def test_every_event_has_a_slack_message(event_type: EventType) -> None:
+    """A message begins with its run or other subject, and ends with its project."""
+    first, *_, last = read_lines(json.dumps(build_example(event_type)))
+    about_no_run = event_type.startswith(("policy.", "project.", "endpoint."))
+    assert about_no_run or first == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
+    assert "project alignment" in last
+
+
+def test_digest_is_a_message_for_a_lead() -> None:
+    """The headline has the stops and the GPU-hours that they saved, and each figure has its words."""
+    headline, *details, _ = read_lines(json.dumps(build_example(EventType.DIGEST)))
+    assert headline == "*alignment*, the week until 2026-01-12: 12 stops, 310 GPU-hours saved"
+    assert details == [
+        "*Stops carried out*: 12: 9 right, 1 false, 2 not known",
+        "*Recorded only*: 4, would have saved 41.5 GPU-hours",
+        "*Vetoed*: 2",
+        "*GPU-hours*: 310.5 saved, about 12.0 lost to false stops",
+        "*To label*: 2",
+        "*Ready for the next stage*: early may move from shadow to canary",
+    ]
+
+
+def test_message_links_to_the_page_of_its_run() -> None:
+    """With the address of the dashboard, a message links to its run, to the policies, or to the overview."""
+    pages = {}
+    for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED, EventType.DIGEST):
+        plain = json.dumps(build_example(event_type), separators=(",", ":"))
+        assert add_url(plain, None, RUN_ID) == plain
+        sent = add_url(plain, "https://evalstop.example", RUN_ID)
+        assert json.loads(sent) == json.loads(plain) | {"url": json.loads(sent)["url"]}
+        pages[event_type] = read_lines(sent)[-1].split(" · ")[-1]
+    assert pages == {
+        EventType.STOPPED: f"<https://evalstop.example/runs/{RUN_ID}|Open in EvalStop>",
+        EventType.ROLLOUT_STAGE_CHANGED: "<https://evalstop.example/policies|Open in EvalStop>",
+        EventType.DIGEST: "<https://evalstop.example/|Open in EvalStop>",
+    }
+
+
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
 def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
-    """Whatever a run is called, a card shows it as text of bounded length, and a mail gets no header from it."""
+    """Whatever a run is called, a card shows it as text of bounded length, a mail gets no header from it, and a message
+    for Slack has no mentions, no links and no lines of its own."""
     event: dict[str, Any] = build_example(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
@@ -96,3 +142,7 @@ def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
     assert message.keys()[:3] == ["From", "To", "Subject"]
     assert len(message.keys()) == len(set(message.keys())) == 9
     assert message.as_bytes().count(b"\nSubject: ") == 1
+    lines = read_lines(body)
+    assert not any("<" in line or ">" in line for line in lines)
+    assert len(lines) <= 8
+    assert all(len(line) <= 4000 for line in lines)

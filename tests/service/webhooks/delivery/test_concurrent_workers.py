@@ -1,13 +1,18 @@
-"""Several workers on one outbox: no delivery is claimed twice, and none is lost with a worker."""
+"""Several workers on one outbox: no delivery is claimed twice or early, and none is lost with a worker."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
+from evalstop_service.clock import Clock, utc_now
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import outbox
+from evalstop_service.store.queue.outbox import Delivery
+from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.service.concurrency import run_concurrently
 from tests.service.webhooks.delivery.fakes import (
@@ -20,6 +25,9 @@ from tests.service.webhooks.delivery.fakes import (
     claim_deliveries,
     count_deliveries_by_state,
     deliver_until,
+    run_worker,
+    seed_project,
+    wait_until,
 )
 from tests.service.webhooks.delivery.killable_workers import run_worker_processes
 
@@ -72,3 +80,38 @@ def test_claims_are_disjoint(database: Database, project: SeededProject) -> None
     assert run_concurrently(*[claim] * 4) == []
     assert claimed
     assert len(claimed) == len(set(claimed))
+
+
+HOUR = timedelta(hours=1)
+
+
+def test_worker_clocks_do_not_matter(postgres_database: Database) -> None:
+    """A worker whose clock is an hour off claims no leased delivery early and no due one late."""
+    database = postgres_database
+    project = seed_project(database)
+    with FakeEndpoint(Reply(200)) as fake:
+        project.add_endpoint(database, fake.url)
+        for offset in (HOUR, -HOUR):
+            with database.transaction() as tx:
+                project.add_event_of_new_run(tx, now=utc_now())
+                (claimed,) = claim_deliveries(tx, utc_now(), 600, 1)
+                project.add_event_of_new_run(tx, now=utc_now())
+            asyncio.run(deliver_one_event(database, partial(read_shifted_clock, offset), fake))
+            listed = {delivery.id: delivery for delivery in list_deliveries(database, project)}
+            assert (listed[claimed.id].state, listed[claimed.id].attempts) == ("waiting", 1)
+
+
+def read_shifted_clock(offset: timedelta) -> datetime:
+    return utc_now() + offset
+
+
+async def deliver_one_event(database: Database, clock: Clock, fake: FakeEndpoint) -> None:
+    before = len(fake.received)
+    limits = WorkerLimits(poll_seconds=0.02)
+    async with run_worker(database, timeout_seconds=5, clock=clock, limits=limits) as running:
+        await wait_until(lambda: len(fake.received) == before + 1, running)
+
+
+def list_deliveries(database: Database, project: SeededProject) -> list[Delivery]:
+    with database.reading() as tx:
+        return project.list_deliveries(tx)
