@@ -1,6 +1,6 @@
 """Which addresses webhooks may reach: public ones, and networks that the operator allows (protection against SSRF).
 
-The check at connect time is decisive (`webhooks.delivery.send`), so a name that later resolves to another address
+Each address is checked before a connection (`webhooks.delivery.send`), so a name that later resolves to another one
 does not bypass it. The check when an endpoint is created only warns early.
 
 An address may embed another one, and a router may forward to that: IPv4-mapped, NAT64, 6to4, Teredo. All of them must
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as DnsTimeout
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from threading import Thread
 from urllib.parse import urlsplit
 
 Address = IPv4Address | IPv6Address
@@ -24,9 +21,6 @@ Network = IPv4Network | IPv6Network
 
 SETTING = "EVALSTOP_WEBHOOK_NETWORKS"
 ANY = "any"
-
-DNS_TIMEOUT_SECONDS = 3.0
-"""Timeout of the DNS lookup when an endpoint is created; without a response, the endpoint is accepted."""
 
 METADATA: tuple[Network, ...] = tuple(
     map(
@@ -97,19 +91,16 @@ class AddressPolicy:
                 )
         return None
 
-    def find_url_objection(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
-        """Why nothing could be sent to this URL, as names resolve now; None when something could."""
+    def find_url_objection(self, url: str) -> str | None:
+        """Why nothing could be sent to the address that a URL states; None for another name, which may change."""
         host = urlsplit(url).hostname or ""
+        numeric = "127.0.0.1" if host == "localhost" else host
         try:
-            return self.find_objection(host)
-        except ValueError:  # a name, or an address in an obsolete notation
-            pass
-        objection = None
-        for address in (look_up or look_up_addresses)(host):
-            objection = self.find_objection(address)
-            if objection is None:
-                return None
-        return objection and f"{host} is {objection}"
+            # By the system, which also reads obsolete notations such as 127.1 and 0x7f000001.
+            (*_, address), *_ = socket.getaddrinfo(numeric, None, flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            return None
+        return self.find_objection(str(address[0]))
 
     def _allows(self, address: Address) -> bool:
         metadata = _metadata_networks(address)
@@ -134,23 +125,6 @@ def parse_address_policy(text: str | None) -> AddressPolicy:
         raise ValueError(
             f"{error}: write networks as 127.0.0.0/8,10.20.0.0/16,::1/128, or {ANY} for all of them"
         ) from None
-
-
-def look_up_addresses(host: str) -> list[str]:
-    """The addresses of a name; empty without a response within `DNS_TIMEOUT_SECONDS`."""
-    answer: Future[list[str]] = Future()
-
-    def resolve() -> None:
-        try:
-            answer.set_result([str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
-        except (OSError, UnicodeError):
-            answer.set_result([])
-
-    Thread(target=resolve, name="look up", daemon=True).start()  # a hanging lookup cannot be interrupted
-    try:
-        return answer.result(DNS_TIMEOUT_SECONDS)
-    except DnsTimeout:
-        return []
 
 
 def _contained_addresses(address: Address) -> Iterator[Address]:
