@@ -1,11 +1,9 @@
 """Fills a project with example runs as if it had been in use for two months.
 
-The runs are in a file of this package: drawn ones of the lab and recorded ones. They go through the same
-functions as real runs, with a simulated clock, so that decisions, hold-outs, outcomes and cases arise as usual. A small
-script plays people and receivers; one seed determines its random choices.
+The runs are in a file of this package: drawn ones of the lab and recorded ones. They go through the same functions as
+real runs, with a simulated clock, so that decisions, hold-outs, outcomes and cases arise as usual:
 
-    opened ──> posted, a few evals at a time ──> finished ──> judged, sometimes
-                     └── decided ──> vetoed, or confirmed
+    opened ──> posted, a few evals at a time ──> finished, or stopped by a receiver ──> judged by a person, sometimes
 """
 
 from __future__ import annotations
@@ -16,28 +14,22 @@ import heapq
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from importlib import resources
-from itertools import count
 from typing import Any
 
 from evalstop_service.cli.entry import OK, Add, Subcommands, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
-from evalstop_service.domain.decision_commands import Vetoed
 from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, Mode
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
-from evalstop_service.errors import Conflict
 from evalstop_service.ingest import (
     CheckpointSaved,
     Committer,
-    Content,
     Message,
     Observations,
     RunCache,
@@ -57,7 +49,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
 FILE = "example_runs.json.gz"
-SEED, DAYS = 6, 60
+SEED, DAYS = 2, 60
 RUNNING = 10  # this many of the last runs have not ended
 EVALS_A_POST = 3
 
@@ -73,7 +65,6 @@ METRICS: dict[str, MetricFields] = {
 SETTINGS = ProjectChange(
     default_mode=Mode.ENFORCE,
     max_mode=Mode.ENFORCE,
-    veto_window_seconds=900.0,
     held_out_share=0.3,
     stale_seconds=4 * 3600.0,
 )
@@ -110,7 +101,7 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     return OK
 
 
-@dataclass
+@dataclass(frozen=True)
 class Story:
     """The course of a run of the file, `example`; it posts `evals` evals at this pace, and ends if these are all."""
 
@@ -119,20 +110,19 @@ class Story:
     begins_at: datetime
     pace: timedelta
     evals: int
-    run: Run | None = None
-    is_over: bool = False
 
     def at(self, index: int) -> datetime:
         """When the eval with this index is posted."""
         return self.begins_at + (index + 1) * self.pace
 
-    def list_observations(self, index: int) -> Iterator[PostedObservation]:
-        """The observations at one step."""
+    def list_observations(self, evals: range) -> Iterator[PostedObservation]:
+        """The observations at the steps of these evals."""
         example, stderr = self.example, self.example["stderr"]
-        for metric, series in zip(METRICS, ("gold", "proxy", "kl"), strict=True):
-            if (value := example[series][index]) is not None:
-                error = stderr[index] if stderr and series == "gold" else None
-                yield PostedObservation(metric, example["steps"][index], value, error)
+        for index in evals:
+            for metric, series in zip(METRICS, ("gold", "proxy", "kl"), strict=True):
+                if (value := example[series][index]) is not None:
+                    error = stderr[index] if stderr and series == "gold" else None
+                    yield PostedObservation(metric, example["steps"][index], value, error)
 
 
 def choose_stories(chance: random.Random, now: datetime, most: int | None) -> list[Story]:
@@ -149,59 +139,72 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         if number < RUNNING:
             evals = int(chance.uniform(0.3, 0.9) * evals)
             ended_at = now - (timedelta(hours=6), timedelta(days=10), *[timedelta()] * RUNNING)[number]
-        name = f"{chance.choice(KINDS)}-{example['family'].replace('_', '-')}"
+        name = f"{chance.choice(KINDS)}-{example['family'].replace('_', '-')}-{number:03d}"
         stories.append(Story(name, example, ended_at - (evals + 1) * pace, pace, evals))
-    stories.sort(key=lambda story: story.begins_at)
-    for number, story in enumerate(stories):
-        story.name = f"{story.name}-{number:03d}"
-    return stories
+    return sorted(stories, key=lambda story: story.begins_at)
 
 
-@dataclass
-class Script:
-    """Scheduled events in order of time, and the state so far."""
+class Player:
+    """Plays runs, receivers, people and the worker, each as a generator that yields when it acts next."""
 
-    database: Database
-    project: Project
-    now: datetime
-    chance: random.Random
-    waiting: list[tuple[datetime, int, Callable[[datetime], object]]] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=count)
+    def __init__(self, database: Database, project: Project, begins_at: datetime, chance: random.Random) -> None:
+        self.database, self.project, self.chance = database, project, chance
+        self.at = begins_at
+        self.committer = Committer(database, RunCache(), lambda: self.at, ServiceMetrics())
 
-    def __post_init__(self) -> None:
-        self.at = self.now
-        self.committer = Committer(self.database, RunCache(), lambda: self.at, ServiceMetrics())
+    def play(self, courses: Iterable[Iterator[datetime]], until: datetime) -> None:
+        """Play all of them in order of time."""
+        waiting = [(next(course), number, course) for number, course in enumerate(courses)]
+        heapq.heapify(waiting)
+        while waiting and waiting[0][0] <= until:
+            self.at, number, course = heapq.heappop(waiting)
+            if (due := next(course, None)) is not None:
+                heapq.heappush(waiting, (due, number, course))
 
-    def schedule(self, at: datetime, do: Callable[[datetime], object]) -> None:
-        """Schedule a call, unless its time is in the future."""
-        if at <= self.now:
-            heapq.heappush(self.waiting, (at, next(self.numbers), do))
+    def play_worker(self) -> Iterator[datetime]:
+        """Run the periodic jobs."""
+        while True:
+            yield self.at + TICK
+            self.request_stops()
+            deadlines.process_overdue(self.database, self.at)
+            while stale_runs.check_due_runs(self.database, self.at):
+                pass
 
-    def play(self) -> None:
-        """Run all scheduled calls in order."""
-        while self.waiting:
-            self.at, _, do = heapq.heappop(self.waiting)
-            with suppress(Conflict):  # an action came too late: the run has ended meanwhile
-                do(self.at)
+    def request_stops(self) -> None:
+        """Request the stops whose veto windows have ended."""
+        while veto_windows.request_stops(self.database, self.at, lambda _: self.at):
+            pass
 
-    def begin(self, story: Story) -> None:
-        """Schedule the opening, the posts and the end of a run."""
-        self.schedule(story.begins_at, partial(self._open_run, story))
+    def play_run(self, story: Story) -> Iterator[datetime]:
+        """Open a run and post to it until it ends or a receiver has stopped it; later a person may judge it."""
+        yield story.begins_at
+        run = self.open_run(story)
+        ends_at, gone_at, decision = story.at(story.evals), None, None
         for first in range(0, story.evals, EVALS_A_POST):
             evals = range(first, min(first + EVALS_A_POST, story.evals))
-            self.schedule(story.at(evals[-1]), partial(self._post_evals, story, evals))
-        if story.evals == len(story.example["steps"]):
-            self.schedule(story.at(story.evals), partial(self._end_run, story))
+            if gone_at is not None and gone_at <= story.at(evals[-1]):
+                break
+            yield story.at(evals[-1])
+            decision = self.post_evals(story, run, evals)
+            is_pending = decision is not None and decision.state is DecisionState.PENDING
+            if decision is not None and is_pending and gone_at is None and self.chance.random() < 0.95:
+                gone_at = decision.due_at + timedelta(seconds=self.chance.uniform(20, 600))
+        if decision is not None and gone_at is not None and gone_at < ends_at:
+            yield gone_at
+            self.confirm_stop(run, decision)
+        elif story.evals < len(story.example["steps"]):
+            return  # it is still running
+        else:
+            yield ends_at
+            commands.finish_run(self.database, self.project.id, run.id, "completed", self.at)
+        with self.database.reading() as tx:
+            decision = decisions.find_decision_of_attempt(tx, run.id, 1)
+        if self.chance.random() < (0.15 if decision is None else 0.8):
+            yield self.at + timedelta(hours=self.chance.uniform(1, 40))
+            self.label_outcome(story, run, decision)
 
-    def tick(self, at: datetime) -> None:
-        """Run the worker's periodic jobs."""
-        while veto_windows.request_stops(self.database, at, lambda _: at):
-            pass
-        deadlines.process_overdue(self.database, at)
-        while stale_runs.check_due_runs(self.database, at):
-            pass
-
-    def _open_run(self, story: Story, at: datetime) -> None:
+    def open_run(self, story: Story) -> Run:
+        """Open a run under a policy and in a mode by chance."""
         policy, mode = self.chance.choice(TERMS)
         request = open_run.OpenRequest(
             story.name,
@@ -211,64 +214,28 @@ class Script:
             mode=Mode(mode),
             total_steps=story.example["steps"][-1],
         )
-        story.run, _ = open_run.open_run(self.database, self.project.id, request, at)
+        return open_run.open_run(self.database, self.project.id, request, self.at)[0]
 
-    def _post_evals(self, story: Story, evals: range, at: datetime) -> None:
-        run = story.run
-        if run is None or story.is_over:
-            return
+    def post_evals(self, story: Story, run: Run, evals: range) -> Decision | None:
+        """Post some evals, and the checkpoint of the last one; returns the decision on the run."""
         last = story.example["steps"][evals[-1]]
         saved = CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}")
-        points = tuple(point for index in evals for point in story.list_observations(index))
-        contents: tuple[Content, ...] = (saved, Observations(points))
-        for content in contents:
-            receipt = self.committer.submit_and_wait(Message(self.project.id, run.id, content))
-        if receipt.decision is not None and receipt.decision.created_at == at:
-            self._schedule_reactions(story, receipt.decision)
+        self.committer.submit_and_wait(Message(self.project.id, run.id, saved))
+        posted = Observations(tuple(story.list_observations(evals)))
+        return self.committer.submit_and_wait(Message(self.project.id, run.id, posted)).decision
 
-    def _schedule_reactions(self, story: Story, decision: Decision) -> None:
-        """Schedule the reactions of people and receivers to a decision."""
-        number = self.chance.random()
-        if decision.state is not DecisionState.PENDING or number > 0.95:  # no receiver hears of these
-            return
-        if number < 0.06:
-            at = decision.created_at + timedelta(minutes=5)
-            command = Vetoed(at, self.chance.choice(PEOPLE), "a known dip: the curriculum changed")
-            apply = partial(commands.apply_command, self.database, self.project.id, decision.id, command)
-            self.schedule(at, lambda _: apply())
-        else:
-            gone_at = decision.due_at + timedelta(seconds=self.chance.uniform(20, 600))
-            self.schedule(gone_at, partial(self._confirm_stop, story, decision))
-
-    def _confirm_stop(self, story: Story, decision: Decision, at: datetime) -> None:
-        # Its veto window ended between two ticks of the worker.
-        veto_windows.request_stops(self.database, at, lambda _: at)
+    def confirm_stop(self, run: Run, decision: Decision) -> None:
+        """Take the stop over as a receiver does, whose job is gone at once."""
+        self.request_stops()  # its veto window ended between two ticks of the worker
         with self.database.transaction() as tx:
-            run = runs.load_run(tx, self.project.id, decision.run_id)
-            hand_overs.try_hand_over(tx, run, decision, RECEIVER, at)
-        report = Reported(at, DecisionState.CONFIRMED, RECEIVER, "the job is gone", {"job": str(4000 + decision.step)})
+            run = runs.load_run(tx, self.project.id, run.id)
+            hand_overs.try_hand_over(tx, run, decision, RECEIVER, self.at)
+        details = {"job": str(4000 + decision.step)}
+        report = Reported(self.at, DecisionState.CONFIRMED, RECEIVER, "the job is gone", details)
         commands.record_report(self.database, self.project.id, decision.id, report)
-        self._end(story, at)
 
-    def _end_run(self, story: Story, at: datetime) -> None:
-        if story.run is not None and not story.is_over:
-            status = "failed" if self.chance.random() < 0.05 else "completed"
-            commands.finish_run(self.database, self.project.id, story.run.id, status, at)
-            self._end(story, at)
-
-    def _end(self, story: Story, at: datetime) -> None:
-        """End a story; later a person may judge it."""
-        assert story.run is not None
-        story.is_over = True
-        with self.database.reading() as tx:
-            decision = decisions.find_decision_of_attempt(tx, story.run.id, 1)
-        if self.chance.random() < (0.15 if decision is None else 0.8):
-            later = at + timedelta(hours=self.chance.uniform(1, 40))
-            self.schedule(later, partial(self._label_outcome, story, decision))
-
-    def _label_outcome(self, story: Story, decision: Decision | None, at: datetime) -> None:
+    def label_outcome(self, story: Story, run: Run, decision: Decision | None) -> None:
         """A person labels the outcome; `unknown` where the example does not say."""
-        assert story.run is not None
         peak, turned = story.example["peak_step"], story.example["turned"]
         outcome, turn_step = DecisionOutcome.UNKNOWN, None
         if turned is False:
@@ -276,8 +243,8 @@ class Script:
         elif turned and peak is not None:
             is_right = decision is not None and decision.step >= peak
             outcome, turn_step = DecisionOutcome.RIGHT if is_right else DecisionOutcome.WRONG, peak
-        label = commands.Label(outcome, turn_step, "read some answers", self.chance.choice(PEOPLE), at)
-        commands.label_run(self.database, self.project.id, story.run.id, label)
+        label = commands.Label(outcome, turn_step, "read some answers", self.chance.choice(PEOPLE), self.at)
+        commands.label_run(self.database, self.project.id, run.id, label)
 
 
 def fill(database: Database, name: str, now: datetime, most: int | None = None) -> int:
@@ -295,14 +262,7 @@ def fill(database: Database, name: str, now: datetime, most: int | None = None) 
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
     with database.transaction() as tx:
         project = project_settings.apply_change(tx, Author(project.id, SERVICE, begins_at), SETTINGS)
-    script, stories = Script(database, project, now, chance), choose_stories(chance, now, most)
-    for story in stories:
-        script.begin(story)
-    for number in range(1, int((now - begins_at) / TICK) + 1):
-        script.schedule(begins_at + number * TICK, script.tick)
-    with running_in_thread(script.committer):
-        script.play()
-    with database.transaction() as tx:
-        enough_is_measured = ProjectChange(held_out_share=0.02)
-        project_settings.apply_change(tx, Author(project.id, SERVICE, now), enough_is_measured)
+    player, stories = Player(database, project, begins_at, chance), choose_stories(chance, now, most)
+    with running_in_thread(player.committer):
+        player.play([player.play_worker(), *map(player.play_run, stories)], now)
     return len(stories)
