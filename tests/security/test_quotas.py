@@ -12,7 +12,7 @@ import httpx
 import pytest
 from evalstop_detectors import POLICIES
 from evalstop_service.clock import utc_now
-from evalstop_service.domain.quotas import Quota, Quotas, first_id, seconds_to_wait
+from evalstop_service.domain.project_settings import Quotas
 from evalstop_service.errors import QuotaReached
 from evalstop_service.projects import api_keys
 from evalstop_service.store import counts, projects
@@ -53,12 +53,12 @@ def test_request_over_a_quota_names_it(project: ServedProject, client: httpx.Cli
     """The code is `quota_reached`, with 429 if waiting helps; what existed before still works."""
     runs = [expect_json(client.post("/runs", json={"name": f"r{index}"}), 201)["id"] for index in range(2)]
     policy = BODIES["POST", "/policies"]
-    requests_over_quota: dict[Quota, tuple[int, Callable[[], httpx.Response]]] = {
-        Quota.OPEN_RUNS: (429, lambda: client.post("/runs", json={"name": "one more"})),
-        Quota.KEYS: (409, lambda: client.post("/keys", json={"name": "k3", "scopes": ["read"]})),
-        Quota.ENDPOINTS: (409, lambda: client.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:8/"})),
-        Quota.POLICIES: (409, lambda: client.post("/policies", json=policy | {"min_evals": 30})),
-        Quota.METRICS_PER_RUN: (409, lambda: post_metrics(client, runs[0], 101)),
+    requests_over_quota: dict[str, tuple[int, Callable[[], httpx.Response]]] = {
+        "open_runs": (429, lambda: client.post("/runs", json={"name": "one more"})),
+        "keys": (409, lambda: client.post("/keys", json={"name": "k3", "scopes": ["read"]})),
+        "endpoints": (409, lambda: client.post("/endpoints", json=ENDPOINT | {"url": "http://127.0.0.1:8/"})),
+        "policies": (409, lambda: client.post("/policies", json=policy | {"min_evals": 30})),
+        "metrics_per_run": (409, lambda: post_metrics(client, runs[0], 101)),
     }
     expect_json(client.post("/keys", json={"name": "k2", "scopes": ["read"]}), 201)
     expect_json(client.post("/endpoints", json=ENDPOINT), 201)
@@ -77,7 +77,7 @@ def test_request_over_a_quota_names_it(project: ServedProject, client: httpx.Cli
     expect_json(client.post("/runs", json={"name": "r2"}), 201)
     expect_json(client.post(f"/runs/{runs[1]}/finish", json={"status": "completed"}), 200)
     last_run = client.post("/runs", json={"name": "r3"})
-    assert Quota.RUNS_PER_DAY in expect_problem(last_run, 429)["detail"]
+    assert "runs_per_day" in expect_problem(last_run, 429)["detail"]
     assert 0 < int(last_run.headers["retry-after"]) <= 86_400
 
 
@@ -126,41 +126,41 @@ def test_batch_over_the_metrics_quota_is_refused_whole(database: Database) -> No
 
 
 def test_quota_use_is_counted_per_project(database: Database) -> None:
-    """Runs per day start at zero the next day, and the highest use of all projects is found."""
+    """Runs of other projects do not count, and runs per day start at zero the next day."""
     project, other = set_up_project(database), set_up_project(database)
     now = datetime.now(UTC)
     project.open_run()
-    with database.reading() as tx:
-        used = {use.quota: use.used for use in counts.load_use(tx, now, project.id)[project.id]}
-        tomorrow = counts.load_use(tx, now + timedelta(days=1))
-        assert {use.quota: use.used for use in tomorrow[project.id]}[Quota.RUNS_PER_DAY] == 0
-        assert {use.quota: use.used for use in tomorrow[other.id]}[Quota.OPEN_RUNS] == 0
-    assert used == {
-        Quota.OPEN_RUNS: 1,
-        Quota.RUNS_PER_DAY: 1,
-        Quota.KEYS: 0,
-        Quota.ENDPOINTS: 0,
-        Quota.POLICIES: len(POLICIES) + 1,
-        Quota.EXPERIMENTS: 0,
+    expected = {
+        "open_runs": 1,
+        "runs_per_day": 1,
+        "keys": 0,
+        "endpoints": 0,
+        "policies": len(POLICIES) + 1,
+        "experiments": 0,
     }
-    with database.transaction() as tx:
-        project_row = projects.get_project(tx, project.id)
-        projects.update_project(tx, replace(project_row, quotas=Quotas(open_runs=1)))
-        assert counts.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
+    unused = {"open_runs": 0, "runs_per_day": 0}
+    assert count_use(database, project.id, now) == expected
+    assert count_use(database, project.id, now + timedelta(days=1)) == expected | {"runs_per_day": 0}
+    assert count_use(database, other.id, now) == expected | unused
+
+
+def count_use(database: Database, project_id: UUID, now: datetime) -> dict[str, int]:
+    with database.reading() as tx:
+        return {use.quota: use.used for use in counts.load_use(tx, now, projects.get_project(tx, project_id))}
 
 
 def test_daily_quota_is_reset_at_midnight_utc() -> None:
     """A refused run waits until midnight, and ids of a moment are not below the first id of that moment."""
     assert (
-        first_id(datetime.now(UTC) - timedelta(seconds=1))
+        counts.first_id(datetime.now(UTC) - timedelta(seconds=1))
         < new_id()
-        < first_id(datetime.now(UTC) + timedelta(seconds=1))
+        < counts.first_id(datetime.now(UTC) + timedelta(seconds=1))
     )
     evening = datetime(2026, 1, 1, 23, 58, 57, 500_000, tzinfo=UTC)
-    assert first_id(evening) == UUID("019b7c00-0fdc-7000-8000-000000000000")
-    assert seconds_to_wait(Quota.RUNS_PER_DAY, evening) == 62.5
-    assert seconds_to_wait(Quota.OPEN_RUNS, evening) == 60.0
-    assert seconds_to_wait(Quota.KEYS, evening) is None
+    assert counts.first_id(evening) == UUID("019b7c00-0fdc-7000-8000-000000000000")
+    assert counts.seconds_to_wait("runs_per_day", evening) == 62.5
+    assert counts.seconds_to_wait("open_runs", evening) == 60.0
+    assert counts.seconds_to_wait("keys", evening) is None
 
 
 def test_project_key_cannot_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a project, each declared once: type and bounds, default, meaning, and its place on the page. Pure.
+"""The settings and quotas of a project, each declared once: type and bounds, default and meaning. Pure.
 
 The columns of the table, the bodies and answers of the API, the form on the page, what needs a second person and a
 table of the documentation are derived from `ProjectSettings`.
@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from msgspec import Meta, Struct
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from evalstop_service.domain.confidence_sequences import HELD_OUT_SHARE
@@ -304,3 +305,24 @@ def format_value(name: str, value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return format_duration(value, parts=4) if name.endswith("_seconds") else str(int(value))
     return "none" if value is None else str(value)
+
+
+LEAST_METRICS = 100
+"""The lowest possible quota of metrics: below it they are not counted."""
+
+
+def _limit(description: str, least: int = 1) -> Meta:
+    return Meta(ge=least, le=100_000_000, description=description)
+
+
+class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits on what a project may have, so that no project fills the installation."""
+
+    open_runs: Annotated[int, _limit("runs that have not ended")] = 10_000
+    runs_per_day: Annotated[int, _limit("runs opened in a day (UTC)")] = 50_000
+    metrics_per_run: Annotated[int, _limit("distinct names in one run", LEAST_METRICS)] = 5_000
+    keys: Annotated[int, _limit("valid keys")] = 1_000
+    endpoints: Annotated[int, _limit("webhooks and pull endpoints")] = 200
+    policies: Annotated[int, _limit("versions")] = 1_000
+    experiments: Annotated[int, _limit("experiments of MLflow clients")] = 1_000
+    artifact_gigabytes: Annotated[int, _limit("of MLflow artifacts stored here")] = 1_000

@@ -54,6 +54,11 @@ def format_duration(seconds: float, parts: int = 2) -> str:
     return text
 
 
+def begin_day(now: datetime) -> datetime:
+    """The start of a time's day in UTC."""
+    return now.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 MORNING = time(9)

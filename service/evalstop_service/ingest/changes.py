@@ -16,7 +16,7 @@ from evalstop_detectors.roles.recognition import FIRST_EVALS, is_constant
 from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.quotas import LEAST_METRICS
+from evalstop_service.domain.project_settings import LEAST_METRICS
 from evalstop_service.domain.run import COMBINED_METRIC, BestCheckpoint, FirstCall, RawMaximum
 from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.domain.statuses import OPEN, RunStatus

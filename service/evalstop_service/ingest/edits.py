@@ -12,7 +12,7 @@ from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, STOPPING, DecisionState
-from evalstop_service.domain.quotas import LEAST_METRICS, Quota
+from evalstop_service.domain.project_settings import LEAST_METRICS
 from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, NotFound, QuotaReached
@@ -269,7 +269,7 @@ class Edit:
         if len(seen) > max(LEAST_METRICS, len(state.last_steps)):
             most = projects.get_project(self._tx, run.project_id).quotas.metrics_per_run
             if len(seen) > most:
-                raise QuotaReached(Quota.METRICS_PER_RUN, most)
+                raise QuotaReached("metrics_per_run", most)
         if not is_open:
             return state
 

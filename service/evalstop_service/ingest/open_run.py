@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from evalstop_service.decisions import transitions
 from evalstop_service.domain.labels import find_job_key, find_objection, list_job_changes
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.domain.run import MOST_CHANGES, EvalChange
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, Invalid, NotFound
@@ -84,7 +83,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
 
 def create_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     """Create a run with this name or, if that is taken, with a number appended: `name-2`."""
-    for quota in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY):
+    for quota in ("open_runs", "runs_per_day"):
         counts.require_room(tx, project, quota, now)
     run = _build_run(tx, project, request, now)
     for _ in range(_NAME_TRIES):
@@ -144,7 +143,7 @@ def require_room_to_resume(tx: Transaction, project_id: UUID, run_id: UUID, now:
     """Raise QuotaReached when the run has ended and the project has no room for another open one."""
     run = runs.find_run(tx, project_id, run_id)
     if run is not None and run.ended_at is not None:
-        counts.require_room(tx, projects.get_project(tx, project_id), Quota.OPEN_RUNS, now)
+        counts.require_room(tx, projects.get_project(tx, project_id), "open_runs", now)
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
@@ -244,7 +243,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     refuse_pruned_run(run)
     if run.ended_at is not None:
         project = projects.lock_project(tx, project.id)
-        counts.require_room(tx, project, Quota.OPEN_RUNS, now)
+        counts.require_room(tx, project, "open_runs", now)
     refuse_other_terms(run, request)
     joins = fill_description(tx, run, request.description, now)
     next_step = 0 if run.last_step is None else run.last_step + 1

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
@@ -105,7 +104,7 @@ def _insert_key(
     granted = tuple(scope for scope in SCOPES if scope in set(scopes))
     _require_sound_limits(tx, project_id, granted, now, limits)
     if project_id is not None:
-        counts.require_room(tx, projects.lock_project(tx, project_id), Quota.KEYS, now)
+        counts.require_room(tx, projects.lock_project(tx, project_id), "keys", now)
     key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now, limits=limits)
     details: dict[str, Any] = {"id": str(key.id), "scopes": list(granted)}
     if limits != UNLIMITED:

@@ -8,7 +8,6 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 from evalstop_detectors.policy.shipped import with_panel
 
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, require
 from evalstop_service.store import counts, policies, projects
 from evalstop_service.store.audit import Author
@@ -65,7 +64,7 @@ def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPoli
     before = policies.find_policy(tx, project.id, policy.name)
     stored = policies.add_policy(tx, project, policy.name, policy_to_document(policy), author.at)
     if stored != before:
-        counts.require_room(tx, project, Quota.POLICIES, author.at, added=1)
+        counts.require_room(tx, project, "policies", author.at, added=1)
         author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
     return stored
 

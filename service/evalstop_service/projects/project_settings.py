@@ -9,15 +9,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import msgspec
 from pydantic import Field, ValidationError, create_model
 
 from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.fields import Body, Integral, Name
-from evalstop_service.domain.project_settings import format_value, list_settings, list_widened
-from evalstop_service.domain.quotas import LEAST_METRICS, Quotas
+from evalstop_service.domain.project_settings import Quotas, format_value, list_settings, list_widened
 from evalstop_service.errors import Conflict, Invalid, require
 from evalstop_service.projects import policies
 from evalstop_service.store import audit, projects
@@ -25,9 +24,6 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-
-Most = Annotated[int, Field(ge=1, le=100_000_000), Integral]
-DEFAULTS = Quotas()
 
 _FIELDS: dict[str, Any] = {
     declared.name: (declared.annotation | None, Field(None, description=declared.description))
@@ -60,19 +56,19 @@ class NewProject(ProjectChange):
         def __init__(self, *, name: str, **settings: Any) -> None: ...
 
 
-class QuotasIn(Body):
-    """Limits on what the project may have."""
-
-    open_runs: Most = Field(DEFAULTS.open_runs, description="runs that have not ended")
-    runs_per_day: Most = Field(DEFAULTS.runs_per_day, description="runs opened in a day (UTC)")
-    metrics_per_run: Annotated[int, Field(ge=LEAST_METRICS, le=100_000_000), Integral] = Field(
-        DEFAULTS.metrics_per_run, description="distinct names in one run"
+_LIMITS: dict[str, Any] = {
+    quota.name: (
+        Annotated[int, Field(ge=limit.ge, le=limit.le, description=limit.description), Integral],
+        quota.default,
     )
-    keys: Most = Field(DEFAULTS.keys, description="valid keys")
-    endpoints: Most = Field(DEFAULTS.endpoints, description="webhooks and pull endpoints")
-    policies: Most = Field(DEFAULTS.policies, description="versions")
-    experiments: Most = Field(DEFAULTS.experiments, description="experiments of MLflow clients")
-    artifact_gigabytes: Most = Field(DEFAULTS.artifact_gigabytes, description="of MLflow artifacts stored here")
+    for quota in msgspec.structs.fields(Quotas)
+    for limit in get_args(quota.type)[1:]
+}
+_Limits: Any = create_model("_Limits", __base__=Body, **_LIMITS)
+
+
+class QuotasIn(_Limits):
+    """Limits on what the project may have."""
 
 
 NULLABLE = tuple(declared.name for declared in list_settings() if declared.is_nullable)

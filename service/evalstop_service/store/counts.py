@@ -1,12 +1,12 @@
-"""Counts: how much of its quotas each project uses, and the state of the installation, for every scrape."""
+"""Counts: how much of its quotas a project uses, and the state of the installation, for every scrape."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.health import Liveness
-from evalstop_service.domain.quotas import Quota, begin_day, first_id, seconds_to_wait
+from evalstop_service.domain.times import begin_day
 from evalstop_service.errors import QuotaReached
-from evalstop_service.store.database import Transaction, match_given
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import is_in_use
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import (
@@ -31,65 +31,57 @@ from evalstop_service.store.tables import (
     runs,
 )
 
-COUNTED = (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY, Quota.KEYS, Quota.ENDPOINTS, Quota.POLICIES, Quota.EXPERIMENTS)
-"""What is counted by rows; metrics are counted by run, and artifacts on disk, where they arrive."""
 
-
-@dataclass(frozen=True)
-class QuotaUse:
+class QuotaUse(NamedTuple):
     """How many there are of one thing in a project, and the limit."""
 
-    quota: Quota
+    quota: str
     used: int
     most: int
 
 
-def require_room(tx: Transaction, project: Project, quota: Quota, now: datetime, *, added: int = 0) -> None:
+def require_room(tx: Transaction, project: Project, quota: str, now: datetime, *, added: int = 0) -> None:
     """Raise QuotaReached when a project is at its limit; `added`: rows that this transaction already added."""
-    most = project.quotas.get(quota) + added
-    table, condition = _count_query(quota, now)
+    limit: int = getattr(project.quotas, quota)
+    table, condition = _list_counted(now)[quota]
     # Counted no further than the quota: far below it all rows are read, otherwise never more than the limit.
-    counted = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
-    if tx.execute(sa.select(sa.func.count()).select_from(counted.subquery())).scalar_one() >= most:
-        raise QuotaReached(quota, most - added, seconds_to_wait(quota, now))
+    counted = sa.select(sa.literal(1)).where(table.c.project_id == project.id, condition).limit(limit + added)
+    if tx.execute(sa.select(sa.func.count()).select_from(counted.subquery())).scalar_one() >= limit + added:
+        raise QuotaReached(quota, limit, seconds_to_wait(quota, now))
 
 
-def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> dict[UUID, list[QuotaUse]]:
-    """The quota use of one project, or of all."""
-    counts = []
-    for quota in COUNTED:
-        table, condition = _count_query(quota, now)
-        counts.append(sa.select(sa.func.count()).where(table.c.project_id == projects.c.id, condition))
-    query = sa.select(projects.c.id, projects.c.quotas, *(count.scalar_subquery() for count in counts))
-    query = query.where(*match_given({projects.c.id: project_id}))
+def seconds_to_wait(quota: str, now: datetime) -> float | None:
+    """The seconds until a reached quota has room again; None if waiting does not help."""
+    if quota == "runs_per_day":
+        return (begin_day(now) + timedelta(days=1) - now).total_seconds()
+    return 60.0 if quota == "open_runs" else None
+
+
+def load_use(tx: Transaction, now: datetime, project: Project) -> list[QuotaUse]:
+    """How much of its quotas a project uses."""
+    counted = _list_counted(now)
+    queries = [sa.select(sa.func.count()).where(of.c.project_id == project.id, rows) for of, rows in counted.values()]
+    used = tx.execute(sa.select(*(query.scalar_subquery() for query in queries))).one()
+    quotas = zip(counted, used, strict=True)
+    return [QuotaUse(quota, number, getattr(project.quotas, quota)) for quota, number in quotas]
+
+
+def _list_counted(now: datetime) -> dict[str, tuple[sa.Table, sa.ColumnElement[bool]]]:
+    """By quota the table and the rows of it that count; metrics are counted by run, and artifacts on disk, where they
+    arrive."""
     return {
-        row[0]: [QuotaUse(quota, used, row[1].get(quota)) for quota, used in zip(COUNTED, row[2:], strict=True)]
-        for row in tx.execute(query)
+        "open_runs": (runs, runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)),
+        "runs_per_day": (runs, runs.c.id >= first_id(begin_day(now))),
+        "keys": (keys, is_in_use(now)),
+        "endpoints": (endpoints, endpoints.c.deleted_at.is_(None)),
+        "policies": (policies, sa.true()),
+        "experiments": (experiments, sa.true()),
     }
 
 
-def find_highest_use(tx: Transaction, now: datetime) -> dict[Quota, float]:
-    """For each quota the largest share that any project uses."""
-    uses = [use for used in load_use(tx, now).values() for use in used]
-    return {quota: max((use.used / use.most for use in uses if use.quota is quota), default=0.0) for quota in COUNTED}
-
-
-def _count_query(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:
-    """The table and the rows of it that count towards a quota."""
-    match quota:
-        case Quota.OPEN_RUNS:
-            return runs, runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
-        case Quota.RUNS_PER_DAY:
-            return runs, runs.c.id >= first_id(begin_day(now))
-        case Quota.KEYS:
-            return keys, is_in_use(now)
-        case Quota.ENDPOINTS:
-            return endpoints, endpoints.c.deleted_at.is_(None)
-        case Quota.POLICIES:
-            return policies, sa.true()
-        case Quota.EXPERIMENTS:
-            return experiments, sa.true()
-    raise AssertionError(f"{quota} is not counted by project")
+def first_id(moment: datetime) -> UUID:
+    """The lowest UUIDv7 of a time."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80 | 0x7 << 76 | 0b10 << 62)
 
 
 @dataclass(frozen=True)
@@ -115,9 +107,6 @@ class InstallationCounts:
     ]
     outbox_oldest_due_seconds: Annotated[float, doc("How long the oldest due delivery has been due.")]
     outbox_oldest_waiting_seconds: Annotated[float, doc("Age of the oldest waiting delivery that is not held.")]
-    quota_use_ratio: Annotated[
-        dict[Quota, float], doc("The largest share of a quota that a project uses, from 0 to 1."), "quota"
-    ]
 
 
 def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
@@ -153,7 +142,6 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         outbox_deliveries={name: rows[name][1] if name in rows else 0 for name in ("due", "later", "held")},
         outbox_oldest_due_seconds=_compute_age(rows["due"][2] if "due" in rows else None, now),
         outbox_oldest_waiting_seconds=_compute_age(min(created_at, default=None), now),
-        quota_use_ratio=find_highest_use(tx, now),
     )
 
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
@@ -140,7 +139,7 @@ def _add_endpoint(
     database: Database, author: Author, url: str, event_types: Iterable[str], form: str, encryption: Encryption
 ) -> Endpoint:
     with database.transaction() as tx:
-        counts.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
+        counts.require_room(tx, projects.lock_project(tx, author.project_id), "endpoints", author.at)
         _require_own_url(tx, author.project_id, url)
         endpoint = endpoints.add_endpoint(
             *(tx, author.project_id),

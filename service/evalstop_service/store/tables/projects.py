@@ -12,9 +12,8 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.project_settings import ProjectSettings
+from evalstop_service.domain.project_settings import ProjectSettings, Quotas
 from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.domain.quotas import Quotas
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import make_table, metadata, partial_index

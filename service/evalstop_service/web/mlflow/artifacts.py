@@ -21,7 +21,6 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import projects, run_details, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -130,7 +129,7 @@ class Upload:
                 self._fail(MlflowError(503, "TEMPORARILY_UNAVAILABLE", message))
             elif max(self._size, MIN_FILE_BYTES) > self._room:
                 message = f"the project's artifacts would exceed its quota of {self._quota_bytes} bytes"
-                self._fail(invalid_parameter(f"{message} ({Quota.ARTIFACT_GIGABYTES})"))
+                self._fail(invalid_parameter(f"{message} (artifact_gigabytes)"))
             else:
                 self._file.write(chunk)
         except OSError as error:

@@ -10,7 +10,6 @@ from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Depends, Request
 
-from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import counts, mlflow, projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
@@ -46,7 +45,7 @@ def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now:
         raise invalid_parameter(f"an experiment has at most {requests.MOST_LABELS} tags")
     with database.transaction() as tx:
         project = projects.lock_project(tx, caller.project_id)  # two experiments never get the same number
-        counts.require_room(tx, project, Quota.EXPERIMENTS, now)
+        counts.require_room(tx, project, "experiments", now)
         number = mlflow.find_highest_number(tx, caller.project_id) + 1
         location = body.artifact_location or _locate(root, number)
         experiment = Experiment(new_id(), caller.project_id, number, body.name, location, tags, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
-from evalstop_service.domain.quotas import Quotas
+from evalstop_service.domain.project_settings import Quotas
 from evalstop_service.store import projects
 
 from tests.service.web.api.conftest import Service

@@ -15,7 +15,6 @@ import yaml
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store.counts import COUNTED
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.health import Installation
 from promql_parser import VectorSelector
@@ -50,7 +49,6 @@ def exported_metrics() -> dict[str, dict[str, set[str]]]:
         metrics[f"evalstop_{name}"] = {}
     metrics["evalstop_on_hold_stops"] = {"guard": set(GuardKind)}
     metrics["evalstop_awaited_stops"] = {"state": set(AWAITING_CONFIRMATION)}
-    metrics["evalstop_quota_use_ratio"] = {"quota": set(COUNTED)}
     metrics["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return metrics
 

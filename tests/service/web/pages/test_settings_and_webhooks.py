@@ -113,7 +113,7 @@ def test_reached_quota_is_named_on_the_page(
     """A form that would exceed a quota changes nothing, and its answer names the quota."""
     pages.tenant.add_endpoint()
     author = Author(pages.tenant.id, "operator", now)
-    project_settings.set_quotas(pages.database, author, QuotasIn(keys=1, endpoints=1))
+    project_settings.set_quotas(pages.database, author, QuotasIn.model_validate({"keys": 1, "endpoints": 1}))
     assert "its quota of 1 for" in pages.post(path, 409, **form).text
 
 

@@ -153,7 +153,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
         project_keys = keys.list_keys_in_use(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
-        used = counts.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
+        used = counts.load_use(tx, site.clock(), visitor.project)
         open_sessions = api_keys.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
     project = visitor.project
