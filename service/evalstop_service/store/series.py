@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Collection
@@ -64,82 +65,50 @@ def _select_live(run_id: UUID, metric: str) -> sa.Select[tuple[()]]:
     return sa.select().where(table.run_id == run_id, table.metric == metric, table.superseded_by == LIVE)
 
 
-OUTLINED = 1_000
-"""Up to this many observations, all of a series are read for its outline."""
-
 Series = tuple[UUID, str]
 """A run and the name of one of its metrics."""
 
-
-class Segment(NamedTuple):
-    """Adjacent values of a series: the step where they end, the lowest and the highest of them."""
-
-    step: int
-    lowest: float
-    highest: float
+Point = tuple[int, float]
+"""A step and the value there."""
 
 
-def load_segments(tx: Transaction, requested: Collection[Series], stretches: int) -> dict[Series, list[Segment]]:
-    """The finite live values of each series in at most `stretches` segments of equal length, by ascending step.
-
-    A series longer than `OUTLINED` is not read as a whole: that many single values are taken, evenly over its steps.
-    """
-    segments: dict[Series, list[Segment]] = defaultdict(list)
+def load_outlines(tx: Transaction, requested: Collection[Series], most: int) -> dict[Series, list[Point]]:
+    """At most so many finite live values of each series, by ascending step: the first of each stretch of steps, and the
+    last, so that a long series is not read as a whole."""
+    outlines: dict[Series, list[Point]] = defaultdict(list)
     series = [(run_id, metric, 0) for run_id, metric in requested]
-    for (run_id, metric, _), segment in read_series(tx, _SEGMENTS, series, stretches=stretches):
-        segments[run_id, metric].append(Segment(*segment))
-    return segments
+    for (run_id, metric, _), (step, value) in read_series(tx, _OUTLINES, series, intervals=most - 1):
+        if math.isfinite(value):
+            outlines[run_id, metric].append((step, value))
+    return outlines
 
 
-def load_last_values(tx: Transaction, requested: Collection[Series]) -> dict[Series, tuple[int, float]]:
-    """The last live step and value of each series that has any."""
-    rows = read_series(tx, _LAST_VALUES, [(run_id, metric, 0) for run_id, metric in requested])
-    return {(run_id, metric): (step, value) for (run_id, metric, _), (step, value) in rows if step is not None}
-
-
-_POINTS = f"""observations AS o
+_OF_SERIES = f"""
+FROM observations AS o
 WHERE {{{{routed}}}}o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
 """
-_OF_SERIES = f"FROM {_POINTS}"
-_FIRST_OF_GIVEN = f"(SELECT o.step {_OF_SERIES.format(series='given')} ORDER BY o.step LIMIT 1"
-_OF_BOUNDS = _OF_SERIES.format(series="bounds")
-_AFTER_PLACE = f"""
-{_OF_BOUNDS} AND o.step >= bounds.first + (bounds.last - bounds.first) * places.place / (CAST(:stretches AS bigint) - 1)
-ORDER BY o.step LIMIT 1
-"""
-_IS_FINITE = f"BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r}"
+_OF_GIVEN, _OF_POINTS = _OF_SERIES.format(series="given"), _OF_SERIES.format(series="points")
 
-# Short series are grouped by stretch. Of long ones the first value at or after each of many steps is looked up.
-_SEGMENTS_OF = f"""
-WITH RECURSIVE bounds (number, run_id, metric, first, last, is_long) AS (
-    SELECT given.number, given.run_id, given.metric, {_FIRST_OF_GIVEN}),
-        (SELECT o.step {_OF_SERIES.format(series="given")} ORDER BY o.step DESC LIMIT 1),
-        {_FIRST_OF_GIVEN} OFFSET {OUTLINED}) IS NOT NULL
+_NEXT = "first + ((points.step - first) / stretch + 1) * stretch"
+
+# Walks the index from a value to the first one of the next stretch that has any, or to the last.
+_OUTLINES = write_statements(
+    f"""
+WITH RECURSIVE bounds (number, run_id, metric, first, last) AS (
+    SELECT given.number, given.run_id, given.metric,
+        (SELECT o.step {_OF_GIVEN} ORDER BY o.step LIMIT 1), (SELECT o.step {_OF_GIVEN} ORDER BY o.step DESC LIMIT 1)
     FROM {{given}}
-), places (place) AS (
-    SELECT 0 UNION ALL SELECT place + 1 FROM places WHERE place + 1 < CAST(:stretches AS bigint)
+), points (number, run_id, metric, first, last, stretch, step) AS (
+    SELECT number, run_id, metric, first, last, (last - first - 1) / CAST(:intervals AS bigint) + 1, first
+    FROM bounds WHERE first IS NOT NULL
+    UNION ALL
+    SELECT number, run_id, metric, first, last, stretch, (
+        SELECT o.step {_OF_POINTS} AND o.step >= CASE WHEN {_NEXT} < last THEN {_NEXT} ELSE last END
+        ORDER BY o.step LIMIT 1
+    )
+    FROM points WHERE step < last
 )
-SELECT bounds.number, max(o.step) AS step, min(o.value), max(o.value)
-FROM bounds CROSS JOIN %s NOT bounds.is_long AND o.value {_IS_FINITE}
-GROUP BY bounds.number, (o.step - bounds.first) * CAST(:stretches AS bigint) / (bounds.last - bounds.first + 1)
-UNION ALL
-SELECT number, step, value, value FROM (
-    SELECT DISTINCT bounds.number, (SELECT o.step {_AFTER_PLACE}) AS step, (SELECT o.value {_AFTER_PLACE}) AS value
-    FROM bounds CROSS JOIN places WHERE bounds.is_long
-) AS samples
-WHERE value {_IS_FINITE}
-ORDER BY 1, 2
-"""  # noqa: S608
-
-# On PostgreSQL LATERAL with OFFSET: it expects too many observations of each metric, and may read all for a join.
-_SEGMENTS = write_statements(
-    _SEGMENTS_OF % f"LATERAL (SELECT o.step, o.value {_OF_BOUNDS} OFFSET 0) AS o WHERE",
-    *(sa.column("step", sa.BigInteger), sa.column("lowest", sa.Double), sa.column("highest", sa.Double)),
-    on_sqlite=_SEGMENTS_OF % f"{_POINTS.format(series='bounds')} AND",
-)
-
-_LAST = f"{_OF_SERIES.format(series='given')} ORDER BY o.step DESC LIMIT 1)"
-_LAST_VALUES = write_statements(
-    f"SELECT number, (SELECT o.step {_LAST} AS step, (SELECT o.value {_LAST} AS value FROM {{given}}",  # noqa: S608
+SELECT number, step, (SELECT o.value {_OF_POINTS} AND o.step = points.step) AS value FROM points ORDER BY number, step
+""",  # noqa: S608
     *(sa.column("step", sa.BigInteger), sa.column("value", Real)),
 )

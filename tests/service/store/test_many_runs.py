@@ -236,46 +236,34 @@ def test_older_runs_are_searched_from_the_previous_page_on(embedded_database: Da
     assert [run.name for run in older] == ["run-2"]
 
 
-def test_sparkline_samples_a_long_series(project: ProjectFixture) -> None:
-    """A sparkline of a long series is drawn from a sample spread evenly over its steps."""
+def test_outline_samples_a_series(project: ProjectFixture) -> None:
+    """A long series is drawn from a sample spread evenly over its steps, with its first and its last value."""
     run = project.open_run()
-    count = series.OUTLINED + 500
+    count = 1_500
     project.post_observations(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
     with project.database.reading() as tx:
-        outline = series.load_segments(tx, [(run.id, "eval")], 124)[run.id, "eval"]
-    assert len(outline) == 124
-    assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
-    assert all(item.lowest == item.highest == item.step / 3 for item in outline)
+        outline = series.load_outlines(tx, [(run.id, "eval")], 124)[run.id, "eval"]
+    assert 62 < len(outline) <= 124
+    assert (outline[0][0], outline[-1][0]) == (0, 3 * (count - 1))
+    assert all(value == step / 3 for step, value in outline)
 
 
-def test_sparklines_of_many_series_take_one_statement(project: ProjectFixture) -> None:
-    """Short series and long ones are outlined together; each outline is that of its own series alone."""
-    runs_of_lengths = {length: project.open_run() for length in (1, 7, 300, series.OUTLINED + 1)}
+def test_outlines_of_many_series_take_one_statement(project: ProjectFixture) -> None:
+    """Series of all lengths are outlined together; each outline is that of its own series alone."""
+    runs_of_lengths = {length: project.open_run() for length in (1, 7, 300)}
     for length, run in runs_of_lengths.items():
         values = [(step * 37 % 11) - 5.0 if step % 5 else math.nan for step in range(1, length + 1)]
         project.post_observations(run, [PostedObservation("eval", step, value) for step, value in enumerate(values)])
     requested = [(run.id, metric) for run in runs_of_lengths.values() for metric in ("eval", "none")]
     with project.database.reading() as tx:
         with record_statements(project.database) as statements:
-            outlines = series.load_segments(tx, requested, 10)
+            outlines = series.load_outlines(tx, requested, 10)
         assert len(statements) == 1
-        alone = {key: series.load_segments(tx, [key], 10).get(key) for key in requested}
+        alone = {key: series.load_outlines(tx, [key], 10).get(key) for key in requested}
     assert {series: outlines.get(series) for series in requested} == alone
-    # Seven steps in ten stretches: each finite value is a segment of its own.
+    # Seven steps at ten places: each finite value is there.
     seven = outlines[runs_of_lengths[7].id, "eval"]
-    assert [(item.step, item.lowest) for item in seven] == [
-        (0, -1.0),
-        (1, 3.0),
-        (2, -4.0),
-        (3, 0.0),
-        (5, -3.0),
-        (6, 1.0),
-    ]
-    extremes = outlines[runs_of_lengths[300].id, "eval"]
-    assert [(item.step, item.lowest, item.highest) for item in extremes[:2]] == [
-        (29 - 1, -5.0, 5.0),
-        (59 - 1, -5.0, 5.0),
-    ]
+    assert seven == [(0, -1.0), (1, 3.0), (2, -4.0), (3, 0.0), (5, -3.0), (6, 1.0)]
 
 
 def test_latest_observation_and_count_per_metric(project: ProjectFixture) -> None:

@@ -1,5 +1,5 @@
-"""Curves: the eval, the proxy and the KL of runs at the resolution of a chart, without averaging spikes away, and as
-SVG that works without scripts, such as the sparkline of a run.
+"""Curves: the eval, the proxy and the KL of runs at the resolution of a chart, without averaging spikes away, and
+outlines of them as SVG that works without scripts, such as the sparkline of a run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Bucket, Segment, Series
+from evalstop_service.store.series import Bucket, Point
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
-STRETCHES = 124  # one per pixel
+SPARK_POINTS = 62  # one for every other pixel
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Frame:
     margin: int = MARGIN
 
     @classmethod
-    def around(cls, stretches: Sequence[Segment]) -> Self:
-        """The frame that contains all of these segments; there is at least one."""
-        lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
-        return cls(stretches[0].step, stretches[-1].step, lowest, highest)
+    def around(cls, points: Sequence[Point]) -> Self:
+        """The frame that contains all of these points; there is at least one."""
+        values = [value for _, value in points]
+        return cls(points[0][0], points[-1][0], min(values), max(values))
 
     def x(self, step: int) -> float:
         """The x coordinate of a step."""
@@ -54,50 +54,43 @@ class Frame:
         share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
         return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)
 
-    def line(self, stretches: Sequence[Segment]) -> str:
-        """The points of a line through the lowest and the highest value of each stretch."""
-        return " ".join(f"{x},{y}" for x, y in self.corners(stretches))
-
-    def corners(self, stretches: Sequence[Segment]) -> list[tuple[float, float]]:
-        """The same as pairs."""
-        return [
-            (self.x(item.step), self.y(value))
-            for item in stretches
-            for value in dict.fromkeys((item.lowest, item.highest))
-        ]
+    def line(self, points: Sequence[Point]) -> str:
+        """The coordinates of a line through these points."""
+        return " ".join(f"{self.x(step)},{self.y(value)}" for step, value in points)
 
 
 @dataclass(frozen=True)
 class Sparkline:
-    """Coordinates for an SVG of WIDTH x HEIGHT."""
+    """Coordinates for an SVG of WIDTH x HEIGHT, and the last eval."""
 
     line: str
     last: tuple[float, float]
     best: tuple[float, float] | None
     stop_x: float | None
+    last_eval: float
 
 
 def draw_sparklines(
     tx: Transaction, runs: Sequence[Run], decided: Mapping[UUID, Decision]
 ) -> dict[UUID, Sparkline | None]:
     """The evals of these runs with the best checkpoint and the stop; None for a run without evals."""
-    segments = load_eval_segments(tx, runs)
+    outlines = load_eval_outlines(tx, runs, SPARK_POINTS)
     steps = {run_id: decision.step for run_id, decision in decided.items()}
-    return {run.id: draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs}
+    return {run.id: draw_sparkline(outlines.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs}
 
 
-def draw_sparkline(
-    stretches: Sequence[Segment], best: BestCheckpoint | None, stop_step: int | None
-) -> Sparkline | None:
+def draw_sparkline(points: Sequence[Point], best: BestCheckpoint | None, stop_step: int | None) -> Sparkline | None:
     """The sparkline of a run; None without evals."""
-    if not stretches:
+    if not points:
         return None
-    frame = Frame.around(stretches)
+    frame = Frame.around(points)
+    step, last_eval = points[-1]
     return Sparkline(
-        line=frame.line(stretches),
-        last=frame.corners(stretches[-1:])[-1],
+        line=frame.line(points),
+        last=(frame.x(step), frame.y(last_eval)),
         best=(frame.x(best.step), frame.y(best.score)) if best else None,
         stop_x=frame.x(stop_step) if stop_step is not None else None,
+        last_eval=last_eval,
     )
 
 
@@ -190,33 +183,22 @@ def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObserv
 
 
 CURVE_WIDTH, CURVE_HEIGHT = 1000, 400
-CURVE_STRETCHES = 500
+CURVE_POINTS = 500
 
 
-def find_evals(runs: Sequence[Run]) -> list[Series]:
-    """The watched eval of each run that has one."""
-    return [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
+def load_eval_outlines(tx: Transaction, runs: Sequence[Run], most: int) -> dict[UUID, list[Point]]:
+    """Points of the watched eval of each run that has one with values, at most so many of each."""
+    evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
+    return {run_id: points for (run_id, _), points in series.load_outlines(tx, evals, most).items()}
 
 
-def load_last_evals(tx: Transaction, runs: Sequence[Run]) -> dict[UUID, tuple[int, float]]:
-    """The last step and value of the watched eval of these runs."""
-    return {run_id: last for (run_id, _), last in series.load_last_values(tx, find_evals(runs)).items()}
-
-
-def load_eval_segments(tx: Transaction, runs: Sequence[Run], stretches: int = STRETCHES) -> dict[UUID, list[Segment]]:
-    """The eval scores of these runs, outlined for sparklines and curves."""
-    segments = series.load_segments(tx, find_evals(runs), stretches)
-    return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
-
-
-def draw_evals(tx: Transaction, runs: Sequence[Run]) -> tuple[Frame | None, dict[UUID, str]]:
-    """The lines of the evals of these runs and their common frame, which is None without evals."""
-    segments = load_eval_segments(tx, runs, CURVE_STRETCHES // len(runs))
-    every = sorted(item for run_segments in segments.values() for item in run_segments)
+def draw_evals(outlines: Mapping[UUID, Sequence[Point]]) -> tuple[Frame | None, dict[UUID, str]]:
+    """The lines of the evals of runs and their common frame, which is None without evals."""
+    every = sorted(point for points in outlines.values() for point in points)
     if not every:
         return None, {}
     frame = _frame_curves(every)
-    return frame, {run_id: frame.line(run_segments) for run_id, run_segments in segments.items()}
+    return frame, {run_id: frame.line(points) for run_id, points in outlines.items()}
 
 
 @dataclass(frozen=True)
@@ -232,15 +214,15 @@ def load_curves(tx: Transaction, run: Run) -> list[Curve]:
     """The eval, the proxy and the KL of a run, those without finite values left out."""
     metric_of_role = {role: metric for metric, role in reversed(list_charted(run).items())}
     series_of_role = {role: (run.id, metric_of_role[role]) for role in ROLES if role in metric_of_role}
-    segments = series.load_segments(tx, series_of_role.values(), CURVE_STRETCHES)
-    drawable = [(role, segments[series]) for role, series in series_of_role.items() if segments.get(series)]
-    steps = [item.step for _, stretches in drawable for item in stretches]
+    outlines = series.load_outlines(tx, series_of_role.values(), CURVE_POINTS)
+    drawable = [(role, outlines[series]) for role, series in series_of_role.items() if outlines.get(series)]
+    steps = [step for _, points in drawable for step, _ in points]
     curves = []
-    for role, stretches in drawable:
-        frame = replace(_frame_curves(stretches), first=min(steps), last=max(steps))
-        curves.append(Curve(role, frame.line(stretches), frame))
+    for role, points in drawable:
+        frame = replace(_frame_curves(points), first=min(steps), last=max(steps))
+        curves.append(Curve(role, frame.line(points), frame))
     return curves
 
 
-def _frame_curves(stretches: Sequence[Segment]) -> Frame:
-    return replace(Frame.around(stretches), width=CURVE_WIDTH, height=CURVE_HEIGHT, margin=0)
+def _frame_curves(points: Sequence[Point]) -> Frame:
+    return replace(Frame.around(points), width=CURVE_WIDTH, height=CURVE_HEIGHT, margin=0)

@@ -21,6 +21,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
+from evalstop_service.store.series import Point
 from evalstop_service.web.pages import charts
 from evalstop_service.web.pages.charts import ChartedSeries
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
@@ -58,7 +59,7 @@ class ComparedRun:
 
     run: Run
     best: BestCheckpoint | RawMaximum | None
-    last_eval: tuple[int, float] | None
+    last_eval: Point | None
     turn: tuple[str, int] | None
     fields: Sequence[str | None]
 
@@ -68,8 +69,9 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
     """The page: a table of the runs and their differing fields, and the frame of the charts."""
     with site.database.reading() as tx:
         runs = _load_runs(tx, visitor, comparison)
-        differing, rows = _load_rows(tx, runs)
-        frame, lines = charts.draw_evals(tx, runs)
+        outlines = charts.load_eval_outlines(tx, runs, charts.CURVE_POINTS // len(runs))
+        differing, rows = _load_rows(tx, runs, outlines)
+    frame, lines = charts.draw_evals(outlines)
     return render_page(
         "compare.html",
         visitor=visitor,
@@ -111,12 +113,13 @@ def _load_runs(tx: Transaction, visitor: Visitor, comparison: Comparison) -> lis
     return [visitor.load_run(tx, run_id) for run_id in ids]
 
 
-def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[ComparedRun]]:
+def _load_rows(
+    tx: Transaction, runs: Sequence[Run], outlines: Mapping[UUID, Sequence[Point]]
+) -> tuple[list[tuple[str, str]], list[ComparedRun]]:
     """The differing fields, as kinds and names, in order of first appearance, and the rows of the table."""
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
     params = mlflow.load_mlflow_runs(tx, ids)
-    last_evals = charts.load_last_evals(tx, runs)
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
     every = dict.fromkeys(field for run_fields in fields for field in run_fields)
     differing = [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
@@ -125,7 +128,8 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
         turn = charts.find_turn(run, decided.get(run.id))
         field_values = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
         best = run.best_checkpoint or run.raw_maximum
-        rows.append(ComparedRun(run, best, last_evals.get(run.id), turn, field_values))
+        last_eval = outlines[run.id][-1] if run.id in outlines else None
+        rows.append(ComparedRun(run, best, last_eval, turn, field_values))
     return differing, rows
 
 

@@ -23,7 +23,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.groups import Copy
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Segment
+from evalstop_service.store.series import Point
 from evalstop_service.web.pages import formatting
 from evalstop_service.web.pages.charts import CURVE_HEIGHT, CURVE_WIDTH, Frame
 from evalstop_service.web.pages.compare import LEAST_RUNS, MOST_RUNS
@@ -172,12 +172,12 @@ def _list_copies(runs: Mapping[UUID, GroupedRun]) -> Iterator[tuple[Run, Copy, H
             before = {**before, **copy.hyperparameters}
 
 
-def _split_curve(member: GroupedRun, most: int) -> list[list[Segment]]:
+def _split_curve(member: GroupedRun, most: int) -> list[list[Point]]:
     """The evals of a run, evenly thinned out, in pieces between changes of the eval, such as those by a copy."""
     scores, count = member.scores, min(max(most, FEWEST_POINTS), len(member.scores.steps))
     kept = np.unique(np.linspace(0, len(scores.steps) - 1, count).astype(int))
     steps, values = scores.steps[kept].tolist(), (find_eval_sign(member.run) * scores.values[kept]).tolist()
-    points = [Segment(step, value, value) for step, value in zip(steps, values, strict=True)]
+    points = list(zip(steps, values, strict=True))
     cuts = [0, *(np.flatnonzero(np.diff(scores.versions[kept])) + 1).tolist(), len(points)]
     return [points[first:end] for first, end in pairwise(cuts) if end > first]
 

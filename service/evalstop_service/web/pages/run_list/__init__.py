@@ -39,7 +39,6 @@ class Row:
 
     run: Run
     decision: Decision | None
-    last_eval: float | None
     sparkline: Sparkline | None
     health: Liveness
     metric_faults: Sequence[MetricFault]
@@ -128,12 +127,10 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
     stored = run_details.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
     sparklines = charts.draw_sparklines(tx, page_of_runs, decided)
-    last_evals = charts.load_last_evals(tx, page_of_runs)
     return [
         Row(
             run,
             decided.get(run.id),
-            last_evals.get(run.id, (None, None))[1],
             sparklines[run.id],
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],

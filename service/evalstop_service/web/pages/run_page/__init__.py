@@ -42,7 +42,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.pages import charts, formatting
-from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
+from evalstop_service.web.pages.charts import SPARK_POINTS, Frame, list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.pages.run_page.analysis import explain_raw_maximum
 from evalstop_service.web.pages.run_page.run_actions import HINTS
@@ -208,10 +208,11 @@ def show_metric_charts(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
         others = [item for item in observations.list_latest(tx, run) if item.metric not in charted]
-        segments = series.load_segments(tx, [(run.id, item.metric) for item in others[:MOST_CHARTS]], STRETCHES)
+        shown = [(run.id, item.metric) for item in others[:MOST_CHARTS]]
+        outlines = series.load_outlines(tx, shown, SPARK_POINTS)
     drawn = []
     for item in others[:MOST_CHARTS]:
-        frame = Frame.around(found) if (found := segments.get((run.id, item.metric))) else None
+        frame = Frame.around(found) if (found := outlines.get((run.id, item.metric))) else None
         drawn.append((item, frame, frame.line(found) if frame and found else ""))
     left = max(0, len(others) - MOST_CHARTS)
     return render_page("metric_charts.html", visitor=visitor, run=run, charts=drawn, left=left)
