@@ -12,14 +12,16 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, NamedTuple
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
-from cachetools import TTLCache
+from cachetools import TTLCache, cachedmethod
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
-from starlette.requests import ClientDisconnect
 
 from evalstop_service.store import projects, run_details, runs
 from evalstop_service.store.database import Database
@@ -53,23 +55,22 @@ class ArtifactFolder:
 
     def __init__(self, folder: Path, root: str, min_free_bytes: int = MIN_FREE_BYTES) -> None:
         self.folder, self.root, self.min_free_bytes = folder, root, min_free_bytes
-        self._lock = threading.Lock()
         self._used: TTLCache[UUID, int] = TTLCache(10_000, MEASURED_SECONDS)
+        self._lock = threading.Lock()
+
+    def locate(self, project_id: UUID, path: str) -> Path:
+        """Where a file or folder of a project is. Raises MlflowError."""
+        return Path(self.folder, project_id.hex, *split_path(path))
 
     def list_artifacts(self, project_id: UUID, path: str, prefix: str = "") -> list[Document]:
         """The contents of a folder, by name, with `prefix` before each; empty if there is none. Raises MlflowError."""
-        folder = Path(self.folder, project_id.hex, *split_path(path))
+        folder = self.locate(project_id, path)
         entries = sorted(folder.iterdir(), key=lambda entry: entry.name) if folder.is_dir() else []
         return [
             {"path": prefix + entry.name, "is_dir": entry.is_dir()}
             | ({} if entry.is_dir() else {"file_size": entry.stat().st_size})
             for entry in entries
         ]
-
-    def find_file(self, project_id: UUID, path: str) -> Path | None:
-        """Find a file; None if there is none. Raises MlflowError."""
-        file = Path(self.folder, project_id.hex, *split_path(path))
-        return file if file.is_file() else None
 
     def start_upload(self, project_id: UUID, path: str, quota_bytes: int) -> Upload:
         """Start writing or overwriting a file of a project that may have so many bytes. Raises MlflowError."""
@@ -78,22 +79,26 @@ class ArtifactFolder:
         at = parts.index("artifacts") if "artifacts" in parts else 0
         if at + 1 >= len(parts) or not (at >= 2 or (at == 1 and is_uuid(parts[0]))):
             raise invalid_parameter(f"Invalid path {path!r:.300}: a file's path is EXPERIMENT/RUN/artifacts/FILE")
-        room = quota_bytes - self._measure_project(project_id)
-        return Upload(self, Path(self.folder, project_id.hex, *parts), room, quota_bytes)
+        temporary = self.folder / "uploads" / new_id().hex
+        with _explaining():
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            on_disk = shutil.disk_usage(temporary.parent).free - self.min_free_bytes
+        within_quota = quota_bytes - self._measure_project(project_id)
+        message = f"the project's artifacts would exceed its quota of {quota_bytes} bytes (artifact_gigabytes)"
+        too_large = invalid_parameter(message)
+        if on_disk < within_quota:
+            message = f"less than {self.min_free_bytes} bytes would remain free on the disk for artifacts"
+            too_large = MlflowError(503, "TEMPORARILY_UNAVAILABLE", message)
+        return Upload(self.locate(project_id, path), temporary, min(on_disk, within_quota), too_large)
 
+    @cachedmethod(lambda self: self._used, lock=lambda self: self._lock)
     def _measure_project(self, project_id: UUID) -> int:
         """The size of a project's files."""
-        with self._lock:
-            used = self._used.get(project_id)
-        if used is None:
-            used = sum(
-                max(Path(folder, name).lstat().st_size, MIN_FILE_BYTES)
-                for folder, _, names in os.walk(self.folder / project_id.hex)
-                for name in names
-            )
-            with self._lock:
-                self._used[project_id] = used
-        return used
+        return sum(
+            max(Path(folder, name).lstat().st_size, MIN_FILE_BYTES)
+            for folder, _, names in os.walk(self.folder / project_id.hex)
+            for name in names
+        )
 
 
 def split_path(path: str) -> list[str]:
@@ -104,70 +109,45 @@ def split_path(path: str) -> list[str]:
     return parts
 
 
+@dataclass
 class Upload:
-    """An upload in progress. The file is written beside the projects' folders and moved when it is complete."""
+    """An upload in progress: `temporary`, beside the projects' folders, is moved to `target` when it is complete."""
 
-    def __init__(self, artifacts: ArtifactFolder, target: Path, room: int, quota_bytes: int) -> None:
-        self._artifacts, self._target, self._room, self._quota_bytes = artifacts, target, room, quota_bytes
-        self._temporary = artifacts.folder / "uploads" / new_id().hex
-        self._file: BinaryIO | None = None
-        self._size = 0
-        self._failure: MlflowError | None = None
+    target: Path
+    temporary: Path
+    room: int
+    too_large: MlflowError
+    size: int = 0
 
     def write(self, chunk: bytes) -> None:
-        """Add to the file, unless it failed before: the rest is still read, so that the client sees the answer."""
-        if self._failure is not None:
-            return
-        try:
-            if self._file is None:
-                self._temporary.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._temporary.open("wb")
-            self._size += len(chunk)
-            least_free = self._artifacts.min_free_bytes
-            if shutil.disk_usage(self._temporary.parent).free - len(chunk) < least_free:
-                message = f"less than {least_free} bytes would remain free on the disk for artifacts"
-                self._fail(MlflowError(503, "TEMPORARILY_UNAVAILABLE", message))
-            elif max(self._size, MIN_FILE_BYTES) > self._room:
-                message = f"the project's artifacts would exceed its quota of {self._quota_bytes} bytes"
-                self._fail(invalid_parameter(f"{message} (artifact_gigabytes)"))
-            else:
-                self._file.write(chunk)
-        except OSError as error:
-            self._fail(_explain(error))
+        """Add to the file. What has no room is still read, so that the client sees the answer. Raises MlflowError."""
+        self.size += len(chunk)
+        if self.size <= self.room:
+            with _explaining(), self.temporary.open("ab") as file:
+                file.write(chunk)
 
     def finish(self) -> None:
-        """Move the file to its destination. Raises MlflowError if it could not be stored."""
-        self.write(b"")  # creates the file even if it is empty
-        if self._failure is None:
-            try:
-                self._close_file()
-                self._target.parent.mkdir(parents=True, exist_ok=True)
-                self._temporary.replace(self._target)
-            except OSError as error:
-                self._fail(_explain(error))
-        if self._failure is not None:
-            _log.warning("the artifact %s is not stored: %s", self._target, self._failure)
-            raise self._failure
-
-    def abandon(self) -> None:
-        """Discard what arrived when the client has disconnected."""
-        self._close_file()
-        self._temporary.unlink(missing_ok=True)
-
-    def _fail(self, failure: MlflowError) -> None:
-        self._failure = failure
-        self.abandon()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        """Move the file to its destination. Raises MlflowError."""
+        self.write(b"")  # creates an empty file
+        if max(self.size, MIN_FILE_BYTES) > self.room:
+            raise self.too_large
+        with _explaining():
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self.temporary.replace(self.target)
 
 
-def _explain(error: OSError) -> MlflowError:
-    """A path that no file can have is the client's error, anything else one of the disk."""
-    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG):
-        return invalid_parameter(f"Invalid path: {error.strerror}: a file stands where a folder would, or the reverse")
-    return MlflowError(503, "TEMPORARILY_UNAVAILABLE", f"the file cannot be stored: {error.strerror}")
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Raise MlflowError: a path that no file can have is the client's error, anything else one of the disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG):
+            message = f"Invalid path: {error.strerror}: a file stands where a folder would, or the reverse"
+            raise invalid_parameter(message) from error
+        _log.warning("an artifact cannot be stored: %s", error)
+        message = f"the file cannot be stored: {error.strerror}"
+        raise MlflowError(503, "TEMPORARILY_UNAVAILABLE", message) from error
 
 
 async def _find_artifacts(request: Request) -> ArtifactFolder:
@@ -190,8 +170,8 @@ def list_artifacts(caller: ReadOrIngest, artifacts: Artifacts, path: str = "") -
 @router.get("/{path:path}")
 def download_artifact(path: str, caller: ReadOrIngest, artifacts: Artifacts) -> FileResponse:
     """A file."""
-    file = artifacts.find_file(caller.project_id, path)
-    if file is None:
+    file = artifacts.locate(caller.project_id, path)
+    if not file.is_file():
         raise not_found(f"there is no artifact {path!r:.300}")
     return FileResponse(file, media_type="application/octet-stream", filename=file.name)
 
@@ -204,9 +184,8 @@ async def upload_artifact(path: str, logger: Logger, artifacts: Artifacts, reque
         async for chunk in request.stream():
             await in_thread(upload.write)(chunk)
         await in_thread(upload.finish)()
-    except ClientDisconnect:
-        upload.abandon()
-        raise
+    finally:
+        upload.temporary.unlink(missing_ok=True)
     await in_thread(_register_upload)(logger, path)
     return {}
 

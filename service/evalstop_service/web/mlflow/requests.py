@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 from evalstop_detectors.roles.params import EVAL_TAG
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from evalstop_service.domain.fields import remove_controls
 from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
@@ -98,28 +98,14 @@ _LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999
 _UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
-def _parse_number(value: Any) -> float:
-    """A double in protobuf's JSON format: a number, or a string with a number, NaN or an infinity."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError("a number, or one of NaN, Infinity, -Infinity as text")
-    try:
-        return float(value)
-    except (ValueError, OverflowError) as error:
-        raise ValueError("a number that a double can hold, or one of NaN, Infinity, -Infinity as text") from error
-
-
-def _parse_int64(value: Any) -> Any:
-    """An int64 in protobuf's JSON format: a number or a string."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value) else value
-
-
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or _PATH_TRAVERSAL.search(name):
         raise ValueError("a name has letters, digits, blanks and _ - . : @ / only, and is not a relative path")
     return name
 
 
-Whole = Annotated[int, BeforeValidator(_parse_int64)]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A number or, as protobuf writes an int64 in JSON, a text; a double may be one of NaN, Infinity, -Infinity too."""
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
 Filter = Annotated[str, Field(max_length=10_000)]
@@ -127,15 +113,11 @@ View = Literal["ACTIVE_ONLY", "ALL"]
 """Nothing is deleted here."""
 
 
-class MlflowBody(BaseModel):
-    """A request, or a part of one. Unknown fields are ignored, as in MLflow."""
-
-
-class MetricIn(MlflowBody):
+class MetricIn(BaseModel):
     """One value of one metric."""
 
     key: Annotated[Key, AfterValidator(_check_name)]
-    value: Annotated[float, BeforeValidator(_parse_number)]
+    value: float
     timestamp: Whole
     step: Whole | None = None
 
@@ -148,7 +130,7 @@ class MetricIn(MlflowBody):
         return PostedObservation(self.key, step, self.value, None, time)
 
 
-class ItemIn(MlflowBody):
+class ItemIn(BaseModel):
     """A param or a tag."""
 
     key: Key
@@ -160,7 +142,7 @@ def list_items(received: Iterable[ItemIn]) -> list[Item]:
     return [(item.key, item.value) for item in received]
 
 
-class RunBody(MlflowBody):
+class RunBody(BaseModel):
     """A request about a run."""
 
     run_id: UUID
@@ -182,7 +164,7 @@ class LogBatch(RunBody):
     tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
 
 
-class CreateRun(MlflowBody):
+class CreateRun(BaseModel):
     """runs/create."""
 
     experiment_id: str = "0"
@@ -200,7 +182,7 @@ class UpdateRun(RunBody):
     run_name: Text | None = None
 
 
-class Output(MlflowBody):
+class Output(BaseModel):
     """A logged model that a run created."""
 
     model_id: Annotated[str, Field(max_length=200)] = ""
@@ -213,7 +195,7 @@ class LogOutputs(RunBody):
     models: Annotated[list[Output], Field(max_length=MAX_OUTPUTS)] = []
 
 
-class CreateModel(MlflowBody):
+class CreateModel(BaseModel):
     """Creation of a logged model."""
 
     experiment_id: str = "0"
@@ -221,13 +203,13 @@ class CreateModel(MlflowBody):
     source_run_id: Annotated[str, Field(max_length=100)] = ""
 
 
-class FinalizeModel(MlflowBody):
+class FinalizeModel(BaseModel):
     """Whether a logged model was saved completely."""
 
     status: Annotated[str, Field(max_length=100)] = ""
 
 
-class CreateExperiment(MlflowBody):
+class CreateExperiment(BaseModel):
     """experiments/create."""
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
@@ -235,7 +217,7 @@ class CreateExperiment(MlflowBody):
     tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
 
 
-class SearchExperiments(MlflowBody):
+class SearchExperiments(BaseModel):
     """experiments/search."""
 
     filter: Filter = ""
