@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import signal
-import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -58,7 +57,6 @@ from evalstop_service.web.body import BodyLimit, HearVetoes, create_identify
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
-from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SubPath
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -136,13 +134,11 @@ def _create_context(
     key_cache: KeyCache,
     service_metrics: ServiceMetrics,
 ) -> Context:
-    shutdown = threading.Event()
     return Context(
         database,
         clock,
         committer,
         key_cache,
-        PullWaiters(database, clock, shutdown),
         settings.address_policy,
         settings.create_encryption(),
         settings.delivery_timeout_seconds,
@@ -154,7 +150,6 @@ def _create_context(
             lambda limit: service_metrics.refused.labels(limit).inc(),
             service_metrics.delayed.inc,
         ),
-        shutdown=shutdown,
     )
 
 

@@ -26,7 +26,6 @@ from evalstop_service.store.keys import Key
 from evalstop_service.web.limits import LIMITS, RECEIVED_AT, Limits, hold_place, in_thread, is_decision_path, set_sender
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
-from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 
@@ -44,7 +43,6 @@ class Context:
     clock: Clock
     committer: Committer
     key_cache: KeyCache
-    pull_waiters: PullWaiters
     address_policy: AddressPolicy = field(default_factory=AddressPolicy)
     encryption: Encryption = field(default_factory=Encryption)
     delivery_timeout_seconds: float = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from datetime import datetime
@@ -32,6 +33,9 @@ from evalstop_service.webhooks.signature import sign_headers
 router = create_router("webhooks", prefix=f"{API}/pull/endpoints")
 
 _TOO_MANY = Problem(503, ProblemKind.OVERLOADED, "too many receivers are waiting", headers={"Retry-After": "10"})
+
+POLL_SECONDS = 0.5
+"""Pause between two looks for events: the longest delay that it adds to one."""
 
 
 class PullEndpointIn(Subscription):
@@ -117,15 +121,20 @@ async def claim_events(
         raise _TOO_MANY from None
     # Receivers that began together, as after a restart, would otherwise all return at the same time, again and again.
     deadline = time.monotonic() + body.wait_seconds * random.uniform(0.8, 1.0)
-    claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
-    claimed = await in_thread(claim)()
-    while not claimed and (seconds := deadline - time.monotonic()) > 0:
-        # The body was read, so that the next message says that the receiver has disconnected: events must not be
-        # leased to it then.
-        if not await context.pull_waiters.wait_until_due(endpoint_id, seconds, request.receive()):
-            break
-        await authenticate_request(request)  # its key may have been revoked meanwhile
-        claimed = await in_thread(claim)()
+    claim = in_thread(partial(_claim_deliveries, context, caller, endpoint_id, body))
+    claimed = await claim()
+    # The body was read, so that the next message says that the receiver has disconnected: events must not be leased to
+    # it then.
+    disconnected = asyncio.ensure_future(request.receive())
+    try:
+        while not claimed and not context.shutdown.is_set() and (seconds := deadline - time.monotonic()) > 0:
+            await asyncio.wait([disconnected], timeout=min(seconds, POLL_SECONDS))
+            if disconnected.done():
+                break
+            await authenticate_request(request)  # its key may have been revoked meanwhile
+            claimed = await claim()
+    finally:
+        disconnected.cancel()
     return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])
 
 

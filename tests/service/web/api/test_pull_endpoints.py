@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import threading
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,9 +16,7 @@ from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
 from evalstop_service.store.queue import leases
 from evalstop_service.store.tables import decisions, deliveries
-from evalstop_service.web.pull_waiters import PullWaiters
 
-from tests.fixtures.statements import record_statements
 from tests.service.concurrency import run_concurrently, wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
@@ -211,66 +207,6 @@ def find_half_closed_connections(port: int) -> list[object]:
     """The connections to a server of this process whose client has gone, which the server has not noticed yet."""
     connections = psutil.Process().net_connections("tcp4")
     return [each for each in connections if each.laddr.port == port and each.status == psutil.CONN_CLOSE_WAIT]
-
-
-def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) -> None:
-    """Claims that wait at the same time, each for its own endpoint, are served by one database query, not one each."""
-    due, idle = (
-        UUID(create_pull_endpoint(client)["id"]),
-        UUID(create_pull_endpoint(client, name="idle", event_types=["run.lost"])["id"]),
-    )
-    create_decision(client)
-
-    async def wait() -> list[bool]:
-        shutdown = threading.Event()
-        waiters = PullWaiters(service.database, utc_now, shutdown)
-        waits = [
-            asyncio.create_task(waiters.wait_until_due(endpoint_id, 60.0, asyncio.Event().wait()))
-            for endpoint_id in (due, idle) * 20
-        ]
-        await asyncio.gather(*waits[::2])
-        shutdown.set()
-        return await asyncio.gather(*waits)
-
-    with record_statements(service.database) as statements:
-        assert asyncio.run(wait()) == [True, False] * 20
-    queries = [statement for statement in statements if "FROM deliveries" in statement]
-    assert 1 <= len(queries) <= 2  # on a busy machine the next poll may begin before the shutdown
-
-
-def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connection(service: Service) -> None:
-    """A claim whose time is over does not wait for the others' query, else they would all be answered at once."""
-
-    def clock() -> datetime:
-        raise AssertionError("the database was queried")
-
-    async def wait(seconds: float, *, disconnected: bool) -> bool:
-        disconnect = asyncio.Event()
-        if disconnected:
-            disconnect.set()
-        return await PullWaiters(service.database, clock, threading.Event()).wait_until_due(
-            uuid4(), seconds, disconnect.wait()
-        )
-
-    assert asyncio.run(wait(0.0, disconnected=False)) is False
-    assert asyncio.run(wait(60.0, disconnected=True)) is False
-
-
-def test_waiting_claim_wakes_for_its_own_events_only(service: Service, client: httpx.Client) -> None:
-    """Polls that find nothing for a claim do not wake it, because all waiting claims would wake at once."""
-    endpoint_id = UUID(create_pull_endpoint(client)["id"])
-    queries = itertools.count()
-
-    def clock() -> datetime:
-        next(queries)
-        return utc_now()
-
-    async def wait() -> bool:
-        waiters = PullWaiters(service.database, clock, threading.Event())
-        return await waiters.wait_until_due(endpoint_id, 0.9, asyncio.Event().wait())
-
-    assert asyncio.run(wait()) is False
-    assert next(queries) >= (2 if service.database.embedded else 0), "it goes by PostgreSQL's clock there"
 
 
 def expire_lease(service: Service, delivery_id: str) -> None:
