@@ -8,11 +8,11 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from evalstop_detectors import MetricRole
@@ -21,14 +21,22 @@ from rich.text import Text
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.binary_logs import parse_evaluations, parse_events
-from evalstop_lab.replay.rows import STEPS, OneRun, open_log, without_gz
-from evalstop_lab.replay.runs import Run, Runs
+from evalstop_lab.replay.rows import (
+    STEPS,
+    LoggedRun,
+    Row,
+    add_rows,
+    open_log,
+    parse_number,
+    parse_text_number,
+    without_gz,
+)
+from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.text_logs import (
     CONSOLE_MARKS,
-    CsvTable,
-    JsonLines,
     parse_console,
     parse_trainer_state,
+    read_csv,
     read_json_lines,
 )
 from evalstop_lab.replay.wandb_offline import parse_offline_run
@@ -44,15 +52,70 @@ TRAINER_LOG = "trainer_log.jsonl"
 NAMED_BY_FOLDER = (STATE, *TABLES, EVALUATIONS, TRAINER_LOG)
 
 CONSOLES = (".log", ".out", ".txt")
-_EVENT_FILES = OneRun(parse_events)
-_BY_SUFFIX: Mapping[str, Any] = {
-    ".csv": CsvTable,
-    ".tsv": CsvTable,
-    ".json": OneRun(parse_trainer_state),
-    ".npz": OneRun(parse_evaluations),
-    OFFLINE: OneRun(parse_offline_run),
-    **dict.fromkeys(CONSOLES, OneRun(parse_console)),
+_ONE_RUN: Mapping[str, Callable[[Path], LoggedRun]] = {
+    ".json": parse_trainer_state,
+    ".npz": parse_evaluations,
+    OFFLINE: parse_offline_run,
+    **dict.fromkeys(CONSOLES, parse_console),
 }
+"""What parses files of one run each, by suffix; others have rows, which may be of many runs."""
+
+_parse_run = lru_cache(maxsize=1)(lambda parse, path: parse(path))
+
+
+class FileLog:
+    """A log in a file or a folder. It is read twice: for its metrics, and for the values of those that have a role."""
+
+    roles = None
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.place = path
+        self._name = name
+        suffix = without_gz(path).suffix
+        self._is_table = suffix in (".csv", ".tsv")
+        is_events = EVENTS in path.name or path.is_dir()
+        self._parse = parse_events if is_events else _ONE_RUN.get(suffix)
+        self._columns: set[str] = set()
+        self._has_steps = self._names_runs = False
+
+    def list_metrics(self, errors: ReadErrors) -> set[str]:
+        _parse_run.cache_clear()
+        rows = self._load_rows(errors)
+        for number, (_, step, cells) in enumerate(islice(rows, 1) if self._is_table else rows):
+            self._columns.update(cells)
+            self._has_steps = self._has_steps or step is not None
+            self._names_runs = self._names_runs or (number == 0 and self._parse is None and "run" in cells)
+        return self._columns | ({"step"} if self._has_steps else set())
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What the trainer tells of its metrics."""
+        return {} if self._parse is None else _parse_run(self._parse, self.place).tags
+
+    def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        """Read every row. A file whose first row names no run holds one, otherwise each row must name its run."""
+        rows, number, name = self._load_rows(errors), parse_text_number if self._is_table else parse_number, self._name
+        if not self._has_steps and roles.step not in self._columns:
+            columns = ", ".join(sorted(self._columns))[:200]
+            errors.append(UnreadableInput(self.place, f"it has no column `{roles.step}`, but {columns}"))
+            return
+        if self._parse is not None:
+            log = _parse_run(self._parse, self.place)
+            name, number = log.name or name, log.parse_cell
+            run = runs.run(name, roles)
+            run.gpus, run.seconds, run.total_steps = log.gpus, log.seconds, log.total_steps or run.total_steps
+            run.stopped_early, run.doubts_plan = log.stopped_early, log.doubts_plan
+        add_rows(runs, roles, None if self._names_runs else name, rows, number, self.place, errors)
+        if name in runs.by_name and runs.by_name[name].total_steps is None:
+            runs.by_name[name].total_steps = _find_plan(self.place)
+
+    def _load_rows(self, errors: ReadErrors) -> Iterable[Row]:
+        if self._parse is None:
+            return (read_csv if self._is_table else read_json_lines)(self.place, errors)
+        log: LoggedRun = _parse_run(self._parse, self.place)
+        errors += log.errors
+        return log.rows
+
 
 _PLANS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "results.csv": (("args.yaml",), "epochs"),
@@ -93,14 +156,7 @@ def name_kind(path: Path) -> str:
     return path.name if path.name in NAMED_BY_FOLDER else "*" + path.name.removeprefix(without_gz(path).stem)
 
 
-def choose_reader(path: Path) -> Any:
-    """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
-    if EVENTS in path.name or path.is_dir():
-        return _EVENT_FILES
-    return _BY_SUFFIX.get(without_gz(path).suffix, JsonLines)
-
-
-def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
+def list_folder(folder: Path, findings: Findings) -> list[FileLog]:
     """The logs in this folder, at any depth, with the names of their runs."""
     found: dict[str, list[Path]] = {}
     for root, folders, names in os.walk(folder):
@@ -126,7 +182,7 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
     states = _leave_out_beginnings(sorted(found.get("state", ())), findings)
     order = ("table", "npz", "events", "offline", "lines", "console")
     others = [path for kind in order for path in sorted(found.get(kind, ()))]
-    return [*states, *((path, name_run(path)) for path in others)]
+    return [*states, *map(open_file, others)]
 
 
 def _classify(path: Path) -> str | None:
@@ -147,7 +203,7 @@ def _classify(path: Path) -> str | None:
 
 def _counts_steps(path: Path) -> bool:
     """Whether the first row of JSON lines has a column of steps, and a number beside it."""
-    _, row = next(read_json_lines(path, []), (0, {}))
+    _, _, row = next(read_json_lines(path, []), (0, None, {}))
     return any(name in row for name in STEPS) and any(type(cell) in (int, float) for cell in row.values())
 
 
@@ -159,7 +215,7 @@ def _starts_as_console(path: Path) -> bool:
         return False
 
 
-def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tuple[Path, str]]:
+def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[FileLog]:
     """The trainer states without those of checkpoints, whose history is the beginning of another's. If one is left of
     an output folder, its run has the name of that folder, as has LLaMA-Factory's own log."""
     histories: dict[Path, list[bytes]] = {}
@@ -181,7 +237,7 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
         findings[STATE, f"another {STATE} continues it"] += left_out
     of_folder = Counter(map(_find_output_folder, kept))
     named = (_find_output_folder(path) if of_folder[_find_output_folder(path)] == 1 else path.parent for path in kept)
-    return sorted(zip(kept, map(_to_name, named), strict=True))
+    return [FileLog(path, _to_name(folder)) for path, folder in sorted(zip(kept, named, strict=True))]
 
 
 def _find_output_folder(state: Path) -> Path:
@@ -190,20 +246,19 @@ def _find_output_folder(state: Path) -> Path:
     return folder.parent if re.fullmatch(r"checkpoint-\d+", folder.name) else folder
 
 
-def name_run(path: Path) -> str:
-    """The name of the run in a file without names of runs."""
+def open_file(path: Path) -> FileLog:
+    """The log in this file; if its rows name no runs, its run has the name of the file, or of its folder."""
+    named = path if path.is_dir() else without_gz(path).with_suffix("")
     if without_gz(path).name in NAMED_BY_FOLDER or EVENTS in path.name:
-        path = path.parent
-    elif not path.is_dir():
-        path = without_gz(path).with_suffix("")
-    return _to_name(path)
+        named = path.parent
+    return FileLog(path, _to_name(named))
 
 
 def _to_name(path: Path) -> str:
     return str(path) if str(path) != "." else path.absolute().name
 
 
-def find_plan(path: Path) -> int | None:
+def _find_plan(path: Path) -> int | None:
     """The planned length, in the steps of this log, that its trainer wrote into a file beside it."""
     patterns, key = _PLANS.get(without_gz(path).name, ((), ""))
     # In YAML `epochs: 100`; in that of RL Zoo a list of pairs, of which the second line is the value.

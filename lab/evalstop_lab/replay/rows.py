@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -149,47 +148,31 @@ class LoggedRun:
     doubts_plan: bool = False
 
 
-class OneRun:
-    """Reads logs of one run each by `parse`, which raises UnreadableInput for what is no such log."""
+def add_rows(
+    runs: Runs,
+    roles: Roles,
+    name: str | None,
+    rows: Iterable[Row],
+    number: Number,
+    log: Path | str,
+    errors: ReadErrors,
+) -> None:
+    """Add the values of rows to the run of this name, or to those that they name; what cannot be read is an error of
+    the log.
 
-    def __init__(self, parse: Callable[[Path], LoggedRun]) -> None:
-        self._parse = lru_cache(maxsize=1)(parse)  # a log is read twice: for its metrics and for their values
-
-    def list_metrics(self, path: Path, errors: ReadErrors) -> set[str]:
-        self._parse.cache_clear()
-        log = self._parse(path)
-        errors += log.errors
-        own_steps = {"step"} if any(step is not None for _, step, _ in log.rows) else set[str]()
-        return own_steps.union(*(cells for _, _, cells in log.rows))
-
-    def read_tags(self, path: Path) -> Mapping[str, str]:
-        return self._parse(path).tags
-
-    def read_runs(self, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        log = self._parse(path)
-        run = runs.run(log.name or name, roles)
-        run.gpus, run.seconds, run.total_steps = log.gpus, log.seconds, log.total_steps or run.total_steps
-        run.stopped_early, run.doubts_plan = log.stopped_early, log.doubts_plan
-        add_rows(run, _find_steps(log.rows, roles.step), log.parse_cell, path, errors)
-        errors += log.errors
-
-
-def _find_steps(rows: Iterable[Row], column: str) -> Iterator[Row]:
-    """The rows with their steps: some loggers write a step in several rows, some of them without the step."""
-    reached: object = None
+    Some loggers write a step in several rows, some of them without the step, unless it is called `step`.
+    """
+    reached: dict[str, int] = {}
     for place, step, cells in rows:
-        if step is None:
-            reached = cells.get(column, reached)
-            if reached is None and column != "step":
-                continue
-        yield place, reached if step is None else step, cells
-
-
-def add_rows(run: Run, rows: Iterable[Row], number: Number, log: Path | str, errors: ReadErrors) -> None:
-    """Add the values of rows to the run; those that cannot be read are errors of the log."""
-    for place, step, row in rows:
         try:
-            add_row(run, parse_step(step), row, number)
+            run = parse_run_name(cells.get("run")) if name is None else name
+            step = cells.get(roles.step) if step is None else step
+            if step is None and roles.step != "step":
+                step = reached.get(run)
+                if step is None:
+                    continue
+            reached[run] = parse_step(step)
+            add_row(runs.run(run, roles), reached[run], cells, number)
         except ValueError as error:
             line = place if isinstance(place, int) else None
             errors.append(UnreadableInput(log, f"{place}: {error}" if isinstance(place, str) else str(error), line))

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -113,15 +113,19 @@ POINTS_A_PAGE = 25_000
 
 @dataclass(frozen=True)
 class MlflowRun:
-    """A run from the search response."""
+    """A run from the search response; its `tags` are also its params."""
 
     remote: Remote
     run_id: str
     name: str
     info: Mapping[str, int | None]
     metrics: frozenset[str]
-    params: Mapping[str, str]
     tags: Mapping[str, str]
+    roles = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.remote.url}, run {self.name}"
 
     def list_metrics(self, errors: ReadErrors) -> set[str]:
         return set(self.metrics)
@@ -129,8 +133,8 @@ class MlflowRun:
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)
-        run.gpus = parse_gpus(self.params.get("gpus") or self.tags.get("gpus") or "")
-        run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
+        run.gpus = parse_gpus(self.tags.get("gpus", ""))
+        run.total_steps = find_total_steps(self.tags) or run.total_steps
         started, ended = (self.info.get(key) for key in ("start_time", "end_time"))
         if started is not None and ended is not None and 0 < started <= ended:
             run.seconds = (ended - started) / 1000
@@ -141,11 +145,7 @@ class MlflowRun:
                 (None, step, {column: value, stderr: stderrs.get(step)})
                 for step, value in self._read_values(column, errors)
             )
-            add_rows(run, rows, parse_number, self._place, errors)
-
-    @property
-    def _place(self) -> str:
-        return f"{self.remote.url}, run {self.name}"
+            add_rows(runs, roles, self.name, rows, parse_number, self.place, errors)
 
     def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class MlflowRun:
             try:
                 yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
-                errors.append(UnreadableInput(self._place, str(error)))
+                errors.append(UnreadableInput(self.place, str(error)))
 
 
 def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]:
@@ -207,8 +207,7 @@ def _parse_run(remote: Remote, item: Mapping[str, Any]) -> MlflowRun:
         f"{name} ({run_id[-8:]})" if name else run_id,  # EvalStop begins ids with the time
         {key: _parse_milliseconds(info.get(key)) for key in ("start_time", "end_time")},
         frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
-        _to_dict(data.get("params")),
-        _to_dict(data.get("tags")),
+        _to_dict(data.get("tags")) | _to_dict(data.get("params")),
     )
 
 
@@ -232,6 +231,11 @@ class ServiceRun:
     document: Mapping[str, Any]
     name: str
     roles: Roles
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        return f"{self.remote.url}, run {self.name}"
 
     def list_metrics(self, errors: ReadErrors) -> set[str]:
         """All metrics that it reported, with a role or without, as the learning rate."""
@@ -251,7 +255,7 @@ class ServiceRun:
             for point in self._read_values(column)
             if point["superseded_by"] is None
         )
-        add_rows(run, rows, parse_number, f"{self.remote.url}, run {self.name}", errors)
+        add_rows(runs, roles, self.name, rows, parse_number, self.place, errors)
 
     def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
         path = f"/api/v1/runs/{self.document['id']}/observations"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
 from evalstop_detectors.roles.params import find_declared_eval
@@ -30,18 +28,17 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.folders import (
     READ,
+    FileLog,
     Findings,
-    choose_reader,
-    find_plan,
     leave_out_copies,
-    list_paths,
+    list_folder,
     name_kind,
-    name_run,
+    open_file,
     print_findings,
 )
 from evalstop_lab.replay.rows import NO_METRICS, STEPS
 from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
-from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
+from evalstop_lab.replay.servers import MlflowRun, ServiceRun, list_mlflow_runs, list_service_runs
 
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
@@ -99,20 +96,8 @@ class RequestedRoles:
     step: str | None = None
 
 
-@dataclass(frozen=True)
-class Log:
-    """A unit of reading, whose metrics keep their roles throughout.
-
-    `tags`: what its runs tell beside their metrics. `roles`: the roles that they declare. A `remote` log may be read
-    concurrently with others.
-    """
-
-    place: Path | str
-    metrics: Callable[[ReadErrors], set[str]]
-    read: Callable[[Runs, Roles, ReadErrors], None]
-    tags: Callable[[], Mapping[str, str]] = dict
-    roles: Roles | None = None
-    remote: bool = False
+Log = FileLog | MlflowRun | ServiceRun
+"""A unit of reading, whose metrics keep their roles throughout."""
 
 
 def read_runs(
@@ -170,37 +155,18 @@ def _describe_reading(runs: Sequence[Run], replaced: int, errors: int) -> Iterat
         yield f"{count:,} {what} judged by {name}; --eval COLUMN names one"
 
 
-def _list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterator[Log]:
+def _list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterable[Log]:
     """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many.
     `findings` gets the files that are left out."""
     text = str(source)
     if text.startswith(MLFLOW):
-        for item in list_mlflow_runs(text.removeprefix(MLFLOW), open_until):
-            place = f"{item.remote.url}, run {item.name}"
-            told = {**item.params, **item.tags}
-            yield Log(place, item.list_metrics, item.read, partial(dict, told), remote=True)
-    elif text.startswith(EVALSTOP):
-        for listed_run in list_service_runs(text.removeprefix(EVALSTOP), open_until):
-            place = f"{listed_run.remote.url}, run {listed_run.name}"
-            yield Log(place, listed_run.list_metrics, listed_run.read, roles=listed_run.roles, remote=True)
-    elif "://" in text:
+        return list_mlflow_runs(text.removeprefix(MLFLOW), open_until)
+    if text.startswith(EVALSTOP):
+        return list_service_runs(text.removeprefix(EVALSTOP), open_until)
+    if "://" in text:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
-    else:
-        file = Path(text)
-        paths = list_paths(file, findings) if file.is_dir() else [(file, name_run(file))]
-        for path, name in paths:
-            module = choose_reader(path)
-            read = partial(_read_file, module, path, name)
-            tags: Callable[[], Mapping[str, str]] = dict
-            if hasattr(module, "read_tags"):
-                tags = partial(module.read_tags, path)
-            yield Log(path, partial(module.list_metrics, path), read, tags)
-
-
-def _read_file(module: Any, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-    module.read_runs(path, name, runs, roles, errors)
-    if name in runs.by_name and runs.by_name[name].total_steps is None:
-        runs.by_name[name].total_steps = find_plan(path)
+    path = Path(text)
+    return list_folder(path, findings) if path.is_dir() else [open_file(path)]
 
 
 class _Changes(Exception):
@@ -234,7 +200,7 @@ def _choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> Rol
         long = [values for values in evals if len(values) >= FIRST_EVALS]
         return next((values for values in long if not is_constant(values)), long[0] if long else ())
 
-    recognised = recognize_by_values(metrics, log.tags(), load_evals)  # a column of steps may tell the trainer
+    recognised = recognize_by_values(metrics, log.tags, load_evals)  # a column of steps may tell the trainer
     columns: dict[MetricRole, str] = {}
     minimized, guessed, combined = set(requested.minimized), set[MetricRole](), tuple[str, ...]()
     for role in MetricRole:
@@ -281,7 +247,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         task = progress.add_task(str(source), total=len(logs))
 
         def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
-            log_runs = Runs() if log.remote else runs
+            log_runs = Runs() if isinstance(log.place, str) else runs
             log_errors: ReadErrors = []
             try:
                 names, fits = _read_log(log, log_runs, requested, log_errors)
@@ -290,7 +256,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
                 names, fits = set(), False
             return names, fits, log_runs, log_errors
 
-        remote = bool(logs) and logs[0].remote
+        remote = bool(logs) and isinstance(logs[0].place, str)
         results = pool.map(read_log, logs) if remote else map(read_log, logs)
         for log, (names, fits, log_runs, log_errors) in zip(logs, results, strict=True):
             everything |= names
@@ -331,9 +297,9 @@ def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
 def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> tuple[set[str], bool]:
     """Read one log; returns its columns, and whether any of them has a role."""
     first: ReadErrors = []  # reading the values finds the same
-    metrics = log.metrics(first)
+    metrics = log.list_metrics(first)
     roles = _choose_roles(log, metrics, requested)
-    declared, direction = find_declared_eval(log.tags())
+    declared, direction = find_declared_eval(log.tags)
     if direction is not None and (warning := warn_of_direction(declared, direction)):
         sys.stderr.write(f"evalstop-lab: {log.place}: {warning}\n")
     # The learning rate says nothing of a run without another metric.

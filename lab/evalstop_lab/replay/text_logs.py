@@ -19,58 +19,25 @@ from evalstop_lab.replay.rows import (
     LoggedRun,
     NumberedLines,
     Row,
-    add_row,
     format_cell,
     open_log,
     parse_number,
-    parse_run_name,
-    parse_step,
     parse_text_number,
     read_lines,
     without_gz,
 )
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.runs import ReadErrors
 
 ROW = 'one row is {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}'
 
 _decode = msgspec.json.Decoder().decode
 
 
-class JsonLines:
-    """One object per step, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
+def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[Row]:
+    """Rows such as `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
 
-    verl's file logger puts the metrics of a step under `data`, and W&B's history counts steps in its own column.
+    verl's file logger puts the metrics of a step under `data`.
     """
-
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        return {key for _, row in read_json_lines(path, errors) for key in row}
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        """Read every row.
-
-        A file whose first row names no run holds one run, called `name`; otherwise every row must name its run.
-        """
-        alone: bool | None = None
-        reached: dict[str, int] = {}
-        for number, row in read_json_lines(path, errors):
-            try:
-                alone = "run" not in row if alone is None else alone
-                run = name if alone and "run" not in row else parse_run_name(row.get("run"))
-                cell = row.get(roles.step)
-                if cell is None and roles.step != "step":
-                    cell = reached.get(run)  # W&B logs a step in several rows, some without the step
-                    if cell is None:
-                        continue
-                step = reached[run] = parse_step(cell)
-                add_row(runs.run(run, roles), step, row, parse_number)
-            except ValueError as error:
-                errors.append(UnreadableInput(path, f"{error}; {ROW}", number))
-
-
-def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows, with the numbers of their lines."""
     for number, line in read_lines(path, errors):
         try:
             row = _parse_row(path, number, line)
@@ -88,7 +55,7 @@ def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[
                 continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data
-        yield number, row
+        yield number, None, row
 
 
 def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -111,37 +78,8 @@ def _parse_nonfinite(path: Path, number: int, line: str) -> object:
     return row
 
 
-class CsvTable:
-    """A header with `step`, a column per role, and `run` unless the file is a single run."""
-
-    @staticmethod
-    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        return set(next((cells for _, cells in _read_csv(path, errors)), []))
-
-    @staticmethod
-    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        """Read every row. Without a column `run` the run is called `name`."""
-        header: list[str] = []
-        for number, cells in _read_csv(path, errors):
-            try:
-                if not header:
-                    header = cells
-                    if roles.step not in header:
-                        problem = f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}"
-                        errors.append(UnreadableInput(path, problem, number))
-                        return
-                elif len(cells) != len(header):
-                    raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
-                else:
-                    row = dict(zip(header, cells, strict=True))
-                    run = parse_run_name(row["run"]) if "run" in row else name
-                    add_row(runs.run(run, roles), parse_step(row[roles.step]), row, parse_text_number)
-            except ValueError as error:
-                errors.append(UnreadableInput(path, str(error), number))
-
-
-def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
-    """The validated header, and the rows."""
+def read_csv(path: Path, errors: ReadErrors) -> Iterator[Row]:
+    """Rows below a header with `step`, a column per role, and `run` unless the file is a single run."""
     numbered = NumberedLines(path, errors)
     rows = csv.reader(numbered, delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
     header: list[str] = []
@@ -153,19 +91,23 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
             continue
         if cells is None:
             return
-        if cells == header:
+        if [cell.strip() for cell in cells] == header:
             continue  # a trainer that started again appended to the file
         if not header:
-            header, cells = cells, [cell.strip() for cell in cells]
-            if cells.count("") > 1:
-                unnamed = ", ".join(str(number) for number, cell in enumerate(cells, 1) if not cell)
+            header = [cell.strip() for cell in cells]
+            if header.count("") > 1:
+                unnamed = ", ".join(str(number) for number, cell in enumerate(header, 1) if not cell)
                 errors.append(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))
                 return
-            if repeated := {cell for cell in cells if cells.count(cell) > 1}:
+            if repeated := {cell for cell in header if header.count(cell) > 1}:
                 problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
                 errors.append(UnreadableInput(path, problem, 1))
                 return
-        yield numbered.number, cells
+        elif len(cells) != len(header):
+            problem = f"{len(cells)} cells where the header has {len(header)}; quote cells with commas"
+            errors.append(UnreadableInput(path, problem, numbered.number))
+        else:
+            yield numbered.number, None, dict(zip(header, cells, strict=True))
 
 
 def parse_trainer_state(path: Path) -> LoggedRun:
