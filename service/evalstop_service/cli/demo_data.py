@@ -209,7 +209,7 @@ class Player:
         request = open_run.OpenRequest(
             story.name,
             METRICS,
-            labels={"job_kind": story.name.split("-")[0], "gpus": self.chance.choice(GPUS)},
+            labels={"gpus": self.chance.choice(GPUS)},
             policy=policy,
             mode=Mode(mode),
             total_steps=story.example["steps"][-1],

@@ -35,7 +35,7 @@ def build_evals(*values: float, start: int) -> Points:
 
 def test_held_out_decision_gets_an_outcome_at_the_run_end(admin: httpx.Client) -> None:
     """Later evals decide the outcome, and a posted outcome replaces the derived one in the case."""
-    run_id = post_run(admin, FALLING, labels={"gpus": "8", "job_kind": "rlhf"})
+    run_id = post_run(admin, FALLING, labels={"gpus": "8"})
     run = expect_json(admin.get(f"/runs/{run_id}"), 200)
     decision = run["decision"]
     assert (decision["state"], run["should_stop"]) == ("held_out", False)
