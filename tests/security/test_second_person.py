@@ -8,8 +8,7 @@ import pytest
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 from evalstop_service.decisions import pause, second_person
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.proposals import OPEN_FOR, ProposalKind, ProposalState
-from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.statuses import PROPOSAL_OPEN_FOR, ProposalKind, ProposalState, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -117,7 +116,7 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
         assert second_person.refuse_proposal(project.database, ben, first.id).state is ProposalState.REFUSED
     with pytest.raises(Conflict, match="refused"):
         second_person.confirm_proposal(project.database, ben, first.id)
-    tomorrow = create_author(project, "ben", seconds=OPEN_FOR.total_seconds())
+    tomorrow = create_author(project, "ben", seconds=PROPOSAL_OPEN_FOR.total_seconds())
     with pytest.raises(Conflict, match="expired"):
         second_person.confirm_proposal(project.database, tomorrow, second.id)
     assert [find_state(project, run) for run in (refused, expired)] == [None, None]
@@ -135,9 +134,9 @@ def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
             proposals.add_proposal(tx, _build_proposal(project, ProposalKind.STOP_RUN, str(number)))
     with project.database.reading() as tx:
         assert proposals.count_open(tx, project.id, ada.at) == 51
-        opened = proposals.list_proposals(tx, project.id, ada.at + OPEN_FOR, state=ProposalState.OPEN)
-        assert opened == proposals.list_open(tx, project.id, ada.at + OPEN_FOR, ["0", "early"]) == [step_up]
-        expired = proposals.list_proposals(tx, project.id, ada.at + OPEN_FOR, state=ProposalState.EXPIRED)
+        opened = proposals.list_proposals(tx, project.id, ada.at + PROPOSAL_OPEN_FOR, state=ProposalState.OPEN)
+        assert opened == proposals.list_open(tx, project.id, ada.at + PROPOSAL_OPEN_FOR, ["0", "early"]) == [step_up]
+        expired = proposals.list_proposals(tx, project.id, ada.at + PROPOSAL_OPEN_FOR, state=ProposalState.EXPIRED)
     assert [item.subject for item in expired] == [str(number) for number in reversed(range(50))]
 
 
@@ -191,9 +190,6 @@ def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> N
         ({"cases_per_key_and_day": 1_000_000}, {"cases_per_key_and_day": 20}),
         ({"act_from_messages": False}, {"act_from_messages": True}),
         ({"stop_hours": None}, {"stop_hours": "mon-fri 09:00-18:00"}),
-        ({"stop_hours": "mon-sat 09:00-18:00"}, {"stop_hours": "mon-fri 09:00-18:00"}),
-        ({"stop_hours": "mon 09:00-18:01"}, {"stop_hours": "mon 09:00-18:00"}),
-        ({"stop_hours": "mon 22:00-06:01"}, {"stop_hours": "mon 22:00-06:00"}),
         ({"allowed_policies": None}, {"allowed_policies": []}),
         ({"allowed_policies": ["early"]}, {"allowed_policies": ["early@1"]}),
         ({"allowed_policies": ["early", "cautious"]}, {"allowed_policies": ["early"]}),

@@ -136,7 +136,7 @@ def add_endpoint(commands: Subcommands, text: str) -> None:
     adding.add_argument(
         "--preset",
         metavar="NAME",
-        help="the types for receiver, parking_receiver, owner, team or on_call (default: what suits URL and format)",
+        help="the types for receiver, parking_receiver, owner or team (default: what suits URL and format)",
     )
     adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
     listing = add_command(verbs, "deliveries", list_deliveries)

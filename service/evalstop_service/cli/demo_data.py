@@ -49,7 +49,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
 FILE = "example_runs.json.gz"
-SEED, DAYS = 9, 60
+SEED, DAYS = 12, 60
 RUNNING = 10  # this many of the last runs have not ended
 EVALS_A_POST = 3
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evalstop_service.settings import Settings
@@ -42,12 +42,8 @@ Subcommands = Any
 """argparse's subparsers, whose type is private."""
 
 
-class Add(Protocol):
-    """Adds a command and returns its parser, with the options common to all commands and those of `parents`."""
-
-    def __call__(
-        self, to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser
-    ) -> argparse.ArgumentParser: ...
+Add = Callable[..., argparse.ArgumentParser]
+"""Adds a command to subcommands and returns its parser, with the options of all commands and those of `parents`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,8 +18,7 @@ from evalstop_detectors import Policy, policy_from_document, policy_to_document
 
 from evalstop_service.decisions import commands
 from evalstop_service.domain.decision_commands import Released, StopOrdered
-from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
-from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.statuses import ProposalKind, ProposalState, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -30,7 +29,7 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.policies import StoredPolicy, find_policy
-from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.proposals import Approval, Proposal
 
 
 def stop_run(database: Database, author: Author, run_id: UUID, reason: str) -> Proposal | None:

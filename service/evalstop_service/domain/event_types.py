@@ -87,18 +87,5 @@ PRESETS = {
         "the owner of each run", (*_FOR_PEOPLE, EventType.PARK_OVERDUE, EventType.LOST, EventType.METRIC_FAULT)
     ),
     "team": Preset("a team's channel", (EventType.SUSPECTED, *_FOR_PEOPLE, EventType.COMPLETED)),
-    "on_call": Preset(
-        "whoever is on call",
-        (
-            *PENDING_EVENTS,
-            EventType.STOP_ON_HOLD,
-            EventType.STOP_FAILED,
-            EventType.PARK_OVERDUE,
-            EventType.STALE,
-            EventType.LOST,
-            EventType.METRIC_FAULT,
-            *NOTICES,
-        ),
-    ),
 }
 """What each kind of endpoint subscribes to by default: the shell, the API and the pages all offer these."""

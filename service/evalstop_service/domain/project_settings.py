@@ -43,12 +43,12 @@ class Widens(StrEnum):
 
     MORE = "more"
     LESS = "less"
-    OTHER = "other"  # compared by a rule of its own
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a setting means. `empty`: what null means; None: it cannot be null. `unit`: on the page."""
+    """What a setting means. `widens`: None if it never does, or is compared by a rule of its own. `empty`: what null
+    means; None: it cannot be null. `unit`: on the page."""
 
     group: Group
     label: str
@@ -95,7 +95,7 @@ class ProjectSettings:
     """The settings of a project, with the defaults of a new one."""
 
     default_policy: Annotated[
-        Line, Setting(_NEW_RUNS, "Policy", "policy of runs that request none: NAME or NAME@VERSION", Widens.OTHER)
+        Line, Setting(_NEW_RUNS, "Policy", "policy of runs that request none: NAME or NAME@VERSION")
     ] = "default"
     default_mode: Annotated[
         Mode,
@@ -118,7 +118,6 @@ class ProjectSettings:
             _NEW_RUNS,
             "Allowed policies",
             "policies that runs may request in addition to default_policy, as NAME or NAME@VERSION",
-            Widens.OTHER,
             empty="any",
         ),
     ] = None
@@ -141,7 +140,6 @@ class ProjectSettings:
             _STOPPING,
             "Stop hours",
             f"hours in which stops may go out, such as {EXAMPLE!r}; others wait until these begin",
-            Widens.OTHER,
             empty="always",
         ),
     ] = None
@@ -282,8 +280,7 @@ def list_widened(before: ProjectSettings, after: ProjectSettings) -> list[str]:
             declared.setting.widens is Widens.LESS and old > new
         ):
             widened.append(declared.name)
-    hours = after.stop_hours
-    if before.stop_hours is not None and (hours is None or not hours.is_within(before.stop_hours)):
+    if before.stop_hours not in (None, after.stop_hours):  # other hours hold some stop back no longer
         widened.append("stop_hours")
     return widened
 

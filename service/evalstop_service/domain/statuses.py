@@ -1,7 +1,8 @@
-"""The values of states, stages and outcomes in rows: runs, deliveries, policies. Pure."""
+"""The values of states, stages and outcomes in rows: runs, deliveries, policies, proposals. Pure."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -84,3 +85,39 @@ def name_hours(treatment: str | None, outcome: str) -> Literal["saved", "saved_i
     if treatment != Treatment.STOPPED or outcome == DecisionOutcome.WRONG:
         return None
     return "saved" if outcome == DecisionOutcome.RIGHT else "saved_if_right"
+
+
+class ProposalKind(StrEnum):
+    """An action that ends jobs, or permits more stops, and waits for confirmation.
+
+    A step up of a policy's rollout stage is proposed by the service and confirmed by an admin. In a project with
+    `second_person`, a person's action that ends jobs is also a proposal, which another person confirms; the step to
+    `enforce` then takes two admins. The subject is a policy's name, a run's id, a decision's id, or the project.
+    """
+
+    RAISE_STAGE = "raise_stage"
+    REMOVE_STAGE = "remove_stage"
+    STOP_RUN = "stop_run"
+    RELEASE_STOP = "release_stop"
+    CHANGE_PROJECT = "change_project"
+    CHANGE_STAGE = "change_stage"
+    ADD_POLICY_VERSION = "add_policy_version"
+
+    @property
+    def needs_admin(self) -> bool:
+        """Whether only admins may confirm or refuse it; otherwise operators may too."""
+        return self not in (ProposalKind.STOP_RUN, ProposalKind.RELEASE_STOP)
+
+
+class ProposalState(StrEnum):
+    """The state of a proposal; `withdrawn`: the service found that its proposal no longer holds."""
+
+    OPEN = "open"
+    CONFIRMED = "confirmed"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
+
+
+PROPOSAL_OPEN_FOR = timedelta(days=1)
+"""How long a person's proposal can be confirmed. A proposal of the service stays open while it holds."""

@@ -95,7 +95,11 @@ class StopHours(Struct, frozen=True):
     def contains(self, at: datetime) -> bool:
         """Whether stops may go out at this time."""
         local = at.astimezone(ZoneInfo(self.time_zone))
-        return self._contains_wall_time(local.weekday(), local.time())
+        day, clock = local.weekday(), local.time()
+        begin, end = time.fromisoformat(self.begin), time.fromisoformat(self.end)
+        if begin < end:
+            return DAYS[day] in self.days and begin <= clock < end
+        return (DAYS[day] in self.days and clock >= begin) or (DAYS[day - 1] in self.days and clock < end)
 
     def find_opening(self, at: datetime) -> datetime:
         """This time if stops may go out then, else when the hours next begin."""
@@ -108,23 +112,6 @@ class StopHours(Struct, frozen=True):
                 if opening >= at and self.contains(opening):
                     return opening
         raise AssertionError("each week has one of the days")
-
-    def is_within(self, other: StopHours) -> bool:
-        """Whether the other hours contain all of these."""
-        if self.time_zone != other.time_zone:
-            return False
-        times = [time(*divmod(minute, 60)) for minute in range(1440)]
-        return not any(
-            self._contains_wall_time(day, at) and not other._contains_wall_time(day, at)
-            for day in range(7)
-            for at in times
-        )
-
-    def _contains_wall_time(self, day: int, at: time) -> bool:
-        begin, end = time.fromisoformat(self.begin), time.fromisoformat(self.end)
-        if begin < end:
-            return DAYS[day] in self.days and begin <= at < end
-        return (DAYS[day] in self.days and at >= begin) or (DAYS[day - 1] in self.days and at < end)
 
 
 def parse_stop_hours(written: object) -> StopHours:

@@ -10,8 +10,7 @@ from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.proposals import ProposalKind, ProposalState
-from evalstop_service.domain.statuses import DecisionOutcome, Treatment
+from evalstop_service.domain.statuses import DecisionOutcome, ProposalKind, ProposalState, Treatment
 from evalstop_service.domain.times import begin_day
 from evalstop_service.evaluation import figures
 from evalstop_service.store import audit, decisions, endpoints, projects, proposals, run_lists

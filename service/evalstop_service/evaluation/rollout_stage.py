@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -33,8 +33,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.proposals import PROPOSED_AGAIN_AFTER, ProposalKind, ProposalState
-from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.statuses import ProposalKind, ProposalState, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.store import audit, policies, projects, proposals, rollout_stages
@@ -49,6 +48,9 @@ from evalstop_service.webhooks import events
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
+
+PROPOSED_AGAIN_AFTER = timedelta(days=7)
+"""A refused proposal is not repeated sooner."""
 
 _MOST_FORECAST = 100_000
 """The most further cases that a forecast counts."""

@@ -9,10 +9,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
+from evalstop_service.domain.statuses import PROPOSAL_OPEN_FOR, ProposalKind, ProposalState
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, insert_if_new
 from evalstop_service.store.tables import proposals
+from evalstop_service.store.tables.projects import Approval as Approval
 from evalstop_service.store.tables.projects import Proposal as Proposal
 
 
@@ -65,7 +66,7 @@ def list_proposals(
     """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
     query = sa.select(proposals).where(proposals.c.project_id == project_id)
     if state is not None:
-        query = query.where(_is_in_state(state, now - OPEN_FOR))
+        query = query.where(_is_in_state(state, now - PROPOSAL_OPEN_FOR))
     return find_page(tx, Proposal, query, proposals.c.id, before, limit)
 
 
@@ -74,7 +75,7 @@ def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collec
     query = sa.select(proposals).where(
         proposals.c.project_id == project_id,
         proposals.c.subject.in_(subjects),
-        _is_in_state(ProposalState.OPEN, now - OPEN_FOR),
+        _is_in_state(ProposalState.OPEN, now - PROPOSAL_OPEN_FOR),
     )
     return find_all(tx, Proposal, query.order_by(proposals.c.id.desc()))
 
@@ -82,7 +83,7 @@ def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collec
 def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
     """The number of proposals of a project that can be confirmed."""
     query = sa.select(sa.func.count()).where(
-        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now - OPEN_FOR)
+        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now - PROPOSAL_OPEN_FOR)
     )
     return tx.execute(query).scalar_one()
 

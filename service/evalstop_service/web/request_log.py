@@ -39,7 +39,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         requested = dict(scope["headers"]).get(b"x-request-id")
-        request_id, token = logs.begin_request(requested and requested.decode("latin-1"))
+        request_id = logs.choose_request_id(requested and requested.decode("latin-1"))
         started = time.perf_counter()
 
         async def answering(message: Message) -> None:
@@ -51,10 +51,8 @@ class RequestLog:
                 self._observe(scope, message["status"], time.perf_counter() - started)
             await send(message)
 
-        try:
+        with logs.log_context(request_id=request_id):
             await self._app(scope, receive, answering)
-        finally:
-            logs.end_request(token)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)

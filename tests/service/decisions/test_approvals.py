@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from evalstop_service.decisions import second_person
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
+from evalstop_service.domain.statuses import ProposalKind, ProposalState
 from evalstop_service.errors import Conflict
 from evalstop_service.store import proposals
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.proposals import Approval, Proposal
 
 from tests.service.concurrency import run_concurrently, wait_for_blocked_process
 from tests.service.project_fixture import NOW, ProjectFixture, set_up_project

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.project_settings import ProjectSettings, Quotas
-from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.statuses import PROPOSAL_OPEN_FOR, ProposalKind, ProposalState, Stage
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import make_table, metadata, partial_index
 
@@ -144,6 +143,14 @@ class RolloutStage:
 rollout_stages = make_table("rollout_stages", RolloutStage, key="project_id policy_name", refers="project_id")
 
 
+class Approval(msgspec.Struct, frozen=True):
+    """An approval: the approver's authenticated identity, and the name in the audit log."""
+
+    identity: str
+    actor: Annotated[str, doc("`key NAME` or `user NAME`, as in the audit log")]
+    at: Annotated[datetime, doc("time of the approval")]
+
+
 @dataclass(frozen=True)
 class Proposal:
     """What is proposed, by whom and why.
@@ -174,7 +181,7 @@ class Proposal:
     @property
     def open_until(self) -> datetime | None:
         """When it expires; None: the service withdraws it."""
-        return None if self.kind is ProposalKind.RAISE_STAGE else self.created_at + OPEN_FOR
+        return None if self.kind is ProposalKind.RAISE_STAGE else self.created_at + PROPOSAL_OPEN_FOR
 
     def is_open(self, now: datetime) -> bool:
         """Whether it can still be confirmed."""

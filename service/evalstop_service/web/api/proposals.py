@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.proposals import ProposalState
+from evalstop_service.domain.statuses import ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal

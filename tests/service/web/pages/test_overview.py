@@ -13,8 +13,7 @@ from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.proposals import ProposalKind, ProposalState
-from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.statuses import ProposalKind, ProposalState, Stage
 from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.store import policies, proposals, rollout_stages, run_details
 from evalstop_service.store.database import Database

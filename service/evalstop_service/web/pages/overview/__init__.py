@@ -13,8 +13,7 @@ from fastapi import APIRouter, Response
 
 from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.confidence_sequences import Estimate
-from evalstop_service.domain.proposals import ProposalState
-from evalstop_service.domain.statuses import Treatment
+from evalstop_service.domain.statuses import ProposalState, Treatment
 from evalstop_service.evaluation import figures
 from evalstop_service.store import cases, decisions, proposals, rollout_stages, run_lists, runs
 from evalstop_service.store.cases import CaseFilter, Outcome

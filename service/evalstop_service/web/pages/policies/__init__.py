@@ -14,7 +14,7 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.proposals import ProposalKind
+from evalstop_service.domain.statuses import ProposalKind
 from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached
 from evalstop_service.evaluation import backtests, figures, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
