@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shutil
 import statistics
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -50,10 +49,6 @@ RUNS_A_CLIENT = 2
 """Runs take turns, so that a run's next batch is not sent before its last one has been answered."""
 
 
-class JobFailed(LabError):
-    """A measurement failed."""
-
-
 @dataclass(frozen=True, order=True)
 class Shape:
     """A load: observations per request, and clients."""
@@ -71,7 +66,10 @@ SHAPES = (Shape(1, 1), Shape(1, 8), MOST_CLIENTS, Shape(100, 8), Shape(100, 64))
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The result of a load; `observations` are those acknowledged, `refused` the requests answered by an error."""
+    """The result of a load; `observations` are those acknowledged, `refused` the requests answered by an error.
+
+    `service_seconds`: of the service's CPU time.
+    """
 
     observations: int
     requests: int
@@ -79,6 +77,7 @@ class Load:
     seconds: float
     p50_ms: float
     p99_ms: float
+    service_seconds: float = 0.0
 
     @property
     def per_second(self) -> float:
@@ -96,7 +95,7 @@ def run_load(
 ) -> Load:
     """Post to these runs in turns for so many whole seconds, or until so many requests have been answered.
 
-    Raises JobFailed if connections break or nothing is accepted.
+    Raises LabError if connections break or nothing is accepted.
     """
     if shutil.which("wrk") is None:
         raise UnusableArguments("This benchmark needs wrk (on Debian: apt install wrk).")
@@ -108,49 +107,33 @@ def run_load(
         command += [file.name, server.key, str(shape.batch), str(first_step), str(requests)]
         completed = subprocess.run(command, capture_output=True, text=True)
     if completed.returncode:
-        raise JobFailed(completed.stderr or completed.stdout)
+        raise LabError(completed.stderr or completed.stdout)
     figures = json.loads(completed.stderr.splitlines()[-1])
     broken, accepted = figures.pop("broken"), figures["requests"] - figures["refused"]
     if broken or not accepted:
-        raise JobFailed(f"{broken} connections broke, {figures['refused']} of {figures['requests']} were refused.")
+        raise LabError(f"{broken} connections broke, {figures['refused']} of {figures['requests']} were refused.")
     return Load(observations=accepted * shape.batch, **figures)
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One round of one contender: its load, and microseconds of CPU time per request, NaN if unknown."""
-
-    load: Load
-    server_us: float
-    database_us: float
-
-
-@dataclass(frozen=True)
 class Contender:
-    """A service whose CPU time is measured, and that of its database at `url` if it runs on this machine."""
+    """A service whose CPU time is measured, and its database."""
 
     name: str
     server: Service
     url: str
-    database_pid: int | None = None
 
-    def measure(self, shape: Shape, seconds: int) -> Measurement:
-        """Run the load on new runs; raises JobFailed unless the acknowledged observations are stored."""
+    def measure(self, shape: Shape, seconds: int) -> Load:
+        """Run the load on new runs; raises LabError unless the acknowledged observations are stored."""
         runs = open_runs(self.server, shape)
-        before = self._read_cpu()
+        before = measure_cpu_seconds(self.server.pid)
         load = run_load(self.server, runs, shape, seconds=seconds)
-        server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
+        spent = measure_cpu_seconds(self.server.pid) - before
         stored = count_rows(self.url, runs)
         # wrk ends without waiting for the last answers: each client may have one batch more on record.
         if not load.observations <= stored <= load.observations + shape.clients * shape.batch:
-            raise JobFailed(
-                f"{self.name} at {shape} acknowledged {load.observations} observations and stored {stored}."
-            )
-        return Measurement(load, 1e6 * server / load.requests, 1e6 * database / load.requests)
-
-    def _read_cpu(self) -> tuple[float, float]:
-        database = math.nan if self.database_pid is None else measure_cpu_seconds(self.database_pid)
-        return measure_cpu_seconds(self.server.pid), database
+            raise LabError(f"{self.name} at {shape} acknowledged {load.observations} observations and stored {stored}.")
+        return replace(load, service_seconds=spent)
 
 
 def open_runs(server: Service, shape: Shape) -> list[str]:
@@ -178,14 +161,6 @@ def measure_cpu_seconds(pid: int) -> float:
     return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have exited
 
 
-def find_postgres_pid(url: str) -> int | None:
-    """The process id of PostgreSQL's postmaster; None if the server runs on another machine."""
-    with psycopg.connect(libpq_url(url)) as connection:
-        pid = connection.info.backend_pid
-        backend = psutil.Process(pid) if psutil.pid_exists(pid) else None
-        return backend.ppid() if backend is not None and backend.name().startswith("postgres") else None
-
-
 def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path) -> list[Contender]:
     """Start this checkout's service, and that of the other one, which end with `ends`.
 
@@ -203,11 +178,11 @@ def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path)
         environment |= {"EVALSTOP_DATABASE_URL": url}
         key = create_key(environment, python)
         server = ends.enter_context(run_service(folder / name, key, environment, program=(python,)))
-        contenders.append(Contender(name, server, url, find_postgres_pid(options.database_url)))
+        contenders.append(Contender(name, server, url))
     return contenders
 
 
-Cells = Mapping[tuple[Shape, str], Sequence[Measurement]]
+Cells = Mapping[tuple[Shape, str], Sequence[Load]]
 """The rounds of each contender under each load."""
 
 
@@ -222,7 +197,7 @@ def measure_in_turns(contenders: Sequence[Contender], options: argparse.Namespac
         for place, shape in enumerate(shapes)
         for contender in contenders[:: -1 if (number + place) % 2 else 1]
     ]
-    cells: dict[tuple[Shape, str], list[Measurement]] = {}
+    cells: dict[tuple[Shape, str], list[Load]] = {}
     for shape, contender in track(turns, "measuring", console=Console(stderr=True), transient=True):
         cells.setdefault((shape, contender.name), []).append(contender.measure(shape, options.seconds))
     return cells
@@ -230,25 +205,24 @@ def measure_in_turns(contenders: Sequence[Contender], options: argparse.Namespac
 
 def build_table(cells: Cells) -> Table:
     """A row for each contender under each load: medians over the rounds."""
-    title = "observations per second, and microseconds of CPU time per request; clients and servers share the cores"
-    headings = ("per second", "min - max", "p50 ms", "p99 ms", "service us", "database us", "refused")
+    title = "observations per second, and microseconds of the service's CPU time per request; all share the cores"
+    headings = ("per second", "min - max", "p50 ms", "p99 ms", "service us", "refused")
     table = new_table(title, "load", "contender", *headings, left=2)
 
-    def take_median(rounds: Sequence[Measurement], figure: Callable[[Measurement], float]) -> float:
+    def take_median(rounds: Sequence[Load], figure: Callable[[Load], float]) -> float:
         return statistics.median(map(figure, rounds))
 
     for (shape, name), rounds in sorted(cells.items()):
-        rates = [item.load.per_second for item in rounds]
+        rates = [item.per_second for item in rounds]
         table.add_row(
             str(shape),
             name,
             f"{statistics.median(rates):,.0f}",
             f"{min(rates):,.0f} - {max(rates):,.0f}",
-            f"{take_median(rounds, lambda item: item.load.p50_ms):.2f}",
-            f"{take_median(rounds, lambda item: item.load.p99_ms):.1f}",
-            f"{take_median(rounds, lambda item: item.server_us):,.0f}",
-            f"{take_median(rounds, lambda item: item.database_us):,.0f}",
-            f"{sum(item.load.refused for item in rounds):,}",
+            f"{take_median(rounds, lambda item: item.p50_ms):.2f}",
+            f"{take_median(rounds, lambda item: item.p99_ms):.1f}",
+            f"{take_median(rounds, lambda item: 1e6 * item.service_seconds / item.requests):,.0f}",
+            f"{sum(item.refused for item in rounds):,}",
         )
     return table
 

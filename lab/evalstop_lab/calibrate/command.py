@@ -96,9 +96,8 @@ def run(args: argparse.Namespace) -> int:
         detector = _make_detector(args.detector, args.params)
         runs, _ = read_history(args)
         infer_early_stopping(runs)
-        found = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
-        document = found["policy"]
-        sys.stderr.writelines(f"{sentence}\n" for sentence in found["words"])
+        document = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
+        sys.stderr.write(f"{document['description']}\n")
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     return 0
 
@@ -111,7 +110,7 @@ def calibrate_on_worlds(
     `params`: its parameters in the command that finds the same; all of them by default.
     """
     records = record_worlds(detector, plan_worlds(runs, families=HEALTHY), jobs)
-    _, results = calibrate_thresholds(records, rates)
+    results = calibrate_thresholds(records, rates)
     params = json.dumps(msgspec.to_builtins(detector)) if params is None else params
     command = ["evalstop-lab", "calibrate", detector.name, "--params", params, "--runs", str(runs)]
     document: dict[str, Any] = to_json_values(
@@ -119,13 +118,7 @@ def calibrate_on_worlds(
             "detector": detector.name,
             "params": msgspec.to_builtins(detector),
             "thresholds": [
-                {
-                    "rate": item.rate,
-                    "threshold": item.value,
-                    "interval": [item.low, item.high],
-                    "stopped": asdict(item.stopped),
-                }
-                for item in results
+                {"rate": item.rate, "threshold": item.value, "stopped": asdict(item.stopped)} for item in results
             ],
             "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
             "data": {"source": "worlds", "runs": runs, "first_seed": 0},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,8 @@ SUSPECT_TIMES = 5
 def calibrate_policy(
     runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int, name: str = "ours"
 ) -> dict[str, Any]:
-    """The policy that stops at most `rate` of the healthy runs of the calibration part, and its results on the others.
+    """The policy that stops at most `rate` of the healthy runs of the calibration part; its description has the results
+    on the others.
 
     Raises UnusableArguments if there are too few runs to find a threshold.
     """
@@ -59,37 +59,37 @@ def calibrate_policy(
     observed = [*healthy, *(run for run, _ in turned)]
     recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs)
     records = {run.name: item for run, item in zip(observed, recorded, strict=True)}
-    _, (threshold, to_suspect) = calibrate_thresholds(
+    threshold, to_suspect = calibrate_thresholds(
         [records[run.name] for run in calibrating], (rate, min(SUSPECT_TIMES * rate, 0.5))
     )
+    share = format_percent(rate, 2)
     if threshold.value is None:
         raise UnusableArguments(
-            f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
-            " try another detector or parameters."
+            f"No threshold of {detector.name} is strict enough for {share}; try another detector or parameters."
         )
     stopped = clopper_pearson(sum(records[run.name].highest >= threshold.value for run in others), len(others))
     caught = wilson(sum(_is_right_stop(records[run.name], threshold.value, turn) for run, turn in turned), len(turned))
-    document: dict[str, Any] = {
-        "rate": rate,
-        "runs": len(runs),
-        "healthy": len(healthy),
-        "calibrated_on": len(calibrating),
-        "reported_on": len(others),
-        "threshold": threshold.value,
-        "interval": [threshold.low, threshold.high],
-        "false_stops": asdict(stopped),
-        "caught": asdict(caught),
-    }
-    document["words"] = _describe(document, detector.name)
-    suspect = None if to_suspect.value == threshold.value else to_suspect.value
+    sentences = [
+        f"{detector.name} stops at {threshold.value:.6g}, calibrated on {len(calibrating):,} healthy runs to stop at"
+        f" most {share} of them.",
+        f"Of {stopped.n:,} other healthy runs it stops {stopped.hits:,}: {format_figure(stopped, 2)}.",
+    ]
+    if turned:
+        sentences.append(f"Of {caught.n:,} turned runs it stops {caught.hits:,} rightly: {format_figure(caught)}.")
+    if stopped.n < (needed := count_runs_needed(rate)):
+        sentences.append(
+            f"There are too few runs to show that it stops at most {share} of healthy runs. This takes at least"
+            f" {needed:,} other healthy runs, even if it stops none of them."
+        )
     member = {
         "detector": detector.name,
         "params": msgspec.to_builtins(detector),
-        "suspect_at": suspect,  # left out it would be the detector's default
+        # Left out it would be the detector's default.
+        "suspect_at": None if to_suspect.value == threshold.value else to_suspect.value,
         "stop_at": threshold.value,
     }
-    policy = {"name": name, "description": " ".join(document["words"]), "members": [member]}
-    return document | {"policy": policy_to_document(policy_from_document(policy))}
+    policy = {"name": name, "description": " ".join(sentences), "members": [member]}
+    return policy_to_document(policy_from_document(policy))
 
 
 def is_for_calibration(name: str) -> bool:
@@ -105,23 +105,3 @@ def count_runs_needed(rate: float) -> int:
 def _is_right_stop(records: Records, alarm: float, turn: Turn) -> bool:
     step = records.first_at(alarm)
     return step is not None and judge_decision(RunOutcome.TURNED, step, turn) is DecisionOutcome.RIGHT
-
-
-def _describe(document: dict[str, Any], detector: str) -> list[str]:
-    stopped, caught, rate = document["false_stops"], document["caught"], format_percent(document["rate"], 2)
-    low, high = document["interval"]
-    sentences = [
-        f"{detector} stops at {document['threshold']:.6g}, calibrated on {document['calibrated_on']:,} healthy runs to"
-        f" stop at most {rate} of them (95 % interval of the threshold: {low:.4g} to {high:.4g}).",
-        f"Of {document['reported_on']:,} other healthy runs it stops {stopped['hits']:,}: {format_figure(stopped, 2)}.",
-    ]
-    if caught["n"]:
-        sentences.append(
-            f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_figure(caught)}."
-        )
-    if document["reported_on"] < (needed := count_runs_needed(document["rate"])):
-        sentences.append(
-            f"There are too few runs to show that it stops at most {rate} of healthy runs. This takes at least"
-            f" {needed:,} other healthy runs, even if it stops none of them."
-        )
-    return sentences

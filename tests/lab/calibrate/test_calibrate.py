@@ -99,7 +99,7 @@ def test_records_equal_the_verdicts_of_a_run_whose_eval_changes() -> None:
 def test_thresholds_hold_on_other_seeds() -> None:
     """A threshold calibrated on 600 runs at 10 % stops 5 to 15 % of 600 others."""
     records = record_worlds(KDecline(), plan_worlds(600, families=HEALTHY))
-    _, (ten_percent,) = calibrate_thresholds(records, [0.10])
+    (ten_percent,) = calibrate_thresholds(records, [0.10])
     assert ten_percent.value is not None
     assert ten_percent.stopped.value <= 0.10
     other_records = record_worlds(KDecline(), plan_worlds(600, 50_000, families=HEALTHY))
