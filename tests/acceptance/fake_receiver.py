@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 
 
 class FakeReceiver:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.service.web.api.answers import load_document
+from tests.service.web.api.api_calls import load_document
 
 Document = dict[str, Any]
 

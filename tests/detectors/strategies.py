@@ -1,4 +1,4 @@
-"""Hypothesis strategies: parameters of detectors, values from constant to extreme, series of observations, policies."""
+"""Hypothesis strategies: parameters of detectors, series of observations, policies; and evidence over a series."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from evalstop_detectors import (
     ROLES,
     Detector,
     EvalRequests,
+    Evidence,
     GuardKind,
     Member,
     MetricRole,
@@ -167,3 +168,17 @@ def single_member_policy(detector: AnyDetector) -> Policy:
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:
     """Eval observations at consecutive steps."""
     return [Observation(MetricRole.EVAL, start + index, value) for index, value in enumerate(scores)]
+
+
+def collect_evidence(detector: AnyDetector, observations: Iterable[Observation]) -> list[Evidence]:
+    """The evidence after each observation."""
+    state, collected = detector.start(), []
+    for observation in observations:
+        state, evidence = detector.step(state, observation)
+        collected.append(evidence)
+    return collected
+
+
+def collect_values(detector: AnyDetector, observations: Iterable[Observation]) -> list[float]:
+    """The value of the evidence after each observation."""
+    return [evidence.value for evidence in collect_evidence(detector, observations)]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.detectors.evidence import collect_evidence
-from tests.detectors.strategies import eval_series
+from tests.detectors.strategies import collect_evidence, eval_series
 
 Floats = NDArray[np.float64]
 

@@ -1,24 +1,36 @@
-"""What detectors are made of: short runs computed by hand, thresholds, words and portable sums."""
+"""What detectors are made of: short runs computed by hand, thresholds, words, portable sums, and their examples."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import math
+import pkgutil
 from pathlib import Path
 
 import evalstop_detectors
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Thresholds
+from evalstop_detectors import (
+    DETECTORS,
+    Evidence,
+    Kind,
+    MetricRole,
+    Observation,
+    Policy,
+    Thresholds,
+    advance,
+    choose_best,
+)
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count, format_percent
 
-from tests.detectors.evidence import collect_values
-from tests.detectors.strategies import AnyDetector, eval_series
+from tests.detectors.strategies import AnyDetector, collect_values, eval_series
 
 
 @pytest.mark.parametrize(
@@ -103,3 +115,18 @@ def test_sums_are_not_compensated() -> None:
     assert add_up([1e16, 1.0, -1e16]) == 0.0
     assert add_up([]) == 0.0
     assert str(add_up([-0.0])) == "0.0"
+
+
+MODULES = [info.name for info in pkgutil.walk_packages(evalstop_detectors.__path__, "evalstop_detectors.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_pass(name: str) -> None:
+    """Every example of the module prints what its docstring says."""
+    assert doctest.testmod(importlib.import_module(name), raise_on_error=True).failed == 0
+
+
+@pytest.mark.parametrize("item", [*DETECTORS.values(), Policy, advance, choose_best])
+def test_docstring_has_an_example(item: object) -> None:
+    """Every detector, Policy, advance and choose_best have an example."""
+    assert ">>> " in (item.__doc__ or "")

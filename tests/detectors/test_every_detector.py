@@ -15,11 +15,11 @@ from evalstop_detectors.policy.state import state_from_json, state_to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_evidence
 from tests.detectors.references import REFERENCES
 from tests.detectors.strategies import (
     DETECTOR_STRATEGIES,
     AnyDetector,
+    collect_evidence,
     finite_values,
     round_values,
     series,

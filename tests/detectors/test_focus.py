@@ -12,8 +12,7 @@ from evalstop_detectors.detectors.focus import Focus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_evidence, collect_values
-from tests.detectors.strategies import eval_series
+from tests.detectors.strategies import collect_evidence, collect_values, eval_series
 
 scores = st.lists(
     st.one_of(st.integers(-3, 3).map(float), st.floats(-100, 100).map(lambda x: round(x, 3))), max_size=60

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.detectors.evidence import collect_evidence
-from tests.detectors.strategies import eval_series
+from tests.detectors.strategies import collect_evidence, eval_series
 
 Curve = Callable[[float], float]
 

@@ -28,7 +28,7 @@ from evalstop_detectors.posterior.paired import describe_effect
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_evidence
+from tests.detectors.strategies import collect_evidence
 
 ASKING = Posterior(requests=EvalRequests(at=0.3))
 NOISY_FALL = [min(index, 30.0) - 0.3 * max(0, index - 30) + 4 * math.sin(7 * index * index) for index in range(45)]

@@ -15,7 +15,7 @@ from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_values
+from tests.detectors.strategies import collect_values
 
 eval_values = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -1.0])
 shares = st.floats(0, 2)

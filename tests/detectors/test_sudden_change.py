@@ -9,7 +9,7 @@ import pytest
 from evalstop_detectors import POLICIES, ROLES, Call, MetricRole, Observation, replay, start, step
 from evalstop_detectors.detectors.sudden_change import SuddenChange
 
-from tests.detectors.evidence import collect_evidence
+from tests.detectors.strategies import collect_evidence
 
 NOISE = np.exp(0.15 * np.random.default_rng(3).standard_normal(400))
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import random
+import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.store import schema
@@ -18,7 +25,7 @@ from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.faults.retrying_clients import RetryingClient
 from tests.faults.run_records import create_project_and_key
 from tests.faults.test_many_stops import build_scores
-from tests.fixtures.pgbouncer import start_pgbouncer
+from tests.fixtures.postgres_server import format_conninfo
 from tests.service.concurrency import run_concurrently
 
 pytestmark = pytest.mark.real
@@ -104,3 +111,77 @@ def test_isolation_is_the_services_own_behind_a_pooler(pooled_url: str) -> None:
         with database.transaction() as tx:
             assert tx.execute(sa.text("SHOW transaction_isolation")).scalar_one() == "read committed"
     database.close()
+
+
+PROGRAM = shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin")
+
+START_SECONDS = 60.0
+
+CONFIGURATION = """
+[databases]
+* = host={host} port={port} user={user} {password}
+
+[pgbouncer]
+listen_addr =
+listen_port = 6432
+unix_socket_dir = {folder}
+auth_type = any
+pool_mode = transaction
+default_pool_size = 6
+max_client_conn = 200
+server_round_robin = 1
+query_wait_timeout = 60
+"""
+
+
+@contextmanager
+def start_pgbouncer(url: str) -> Iterator[str]:
+    """Start a pooler before the server of this URL; yields the URL of the same database through it."""
+    assert PROGRAM is not None, "there is no pgbouncer; run `make system-packages`"
+    server = sa.make_url(url)
+    user = "postgres" if os.geteuid() == 0 else None  # pgbouncer refuses to run as root, as PostgreSQL does
+    folder = Path(tempfile.mkdtemp(prefix="evalstop-pgbouncer-"))
+    try:
+        configuration = folder / "pgbouncer.ini"
+        configuration.write_text(
+            CONFIGURATION.format(
+                host=server.query.get("host") or server.host,
+                port=server.port or 5432,
+                user=server.username,
+                password=f"password={server.password}" if server.password else "",
+                folder=folder,
+            )
+        )
+        if user is not None:
+            for path in (folder, configuration):
+                os.chown(path, pwd.getpwnam(user).pw_uid, -1)
+        with (folder / "log").open("wb") as log:
+            pooler = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", PROGRAM, str(configuration)],
+                user=user,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            pooled = server.set(host=None, port=None, query={"host": str(folder), "port": "6432"})
+            _wait_until_ready(pooled.render_as_string(hide_password=False), pooler, folder / "log")
+            yield pooled.render_as_string(hide_password=False)
+        finally:
+            pooler.kill()
+            pooler.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_ready(url: str, pooler: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            psycopg.connect(format_conninfo(url)).close()
+        except psycopg.OperationalError as error:
+            if pooler.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"pgbouncer accepts no connections:\n{log.read_text()}") from error
+            time.sleep(0.02)
+        else:
+            return

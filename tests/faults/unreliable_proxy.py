@@ -14,7 +14,7 @@ from typing import Self
 import httpx
 
 from tests.fixtures.certificates import get_ssl_context
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 
 FAULTS = {"lost": 0.06, "unanswered": 0.06, "twice": 0.06, "later": 0.06, "slow": 0.02}
 """Probability of each fault: answered 500 and not delivered; delivered and answered 500; delivered twice; answered 503

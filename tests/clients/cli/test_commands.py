@@ -15,7 +15,7 @@ from evalstop_client.cli import COMMANDS, main, parser
 from evalstop_client.version import __version__
 
 from tests.clients.real_service import Project
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 
 SERVER_PACKAGES = ("fastapi", "sqlalchemy", "pydantic", "uvicorn", "evalstop_service.app")
 

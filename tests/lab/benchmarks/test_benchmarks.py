@@ -17,7 +17,7 @@ from evalstop_lab.service_process import Service
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 from tests.service.project_fixture import set_up_project
 
 ROOT = Path(__file__).parents[3]

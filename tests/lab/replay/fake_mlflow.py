@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "mlflow_server.json").read_text())
 TOKEN = "let-me-in"

@@ -177,18 +177,6 @@ def test_stop_that_was_handed_over_is_not_put_on_hold(veto_project: ProjectFixtu
     )
 
 
-def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
-    """Every pending stop of the project is put on hold, and no other."""
-    pending = [veto_project.open_run() for _ in range(3)]
-    for run in pending:
-        veto_project.post_observations(run, DECLINING_EVALS)
-    vetoed_run = pending.pop()
-    veto_project.apply_command(veto_project.load_decision(vetoed_run), Vetoed(NOW, "dana", ""))
-    assert holds.hold_unsent_stops(veto_project.database, veto_project.id, [PAUSE], NOW) == 2
-    assert [veto_project.load_decision(run).state for run in pending] == [DecisionState.ON_HOLD] * 2
-    assert veto_project.load_decision(vetoed_run).state == DecisionState.VETOED
-
-
 def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_project: ProjectFixture) -> None:
     """Whichever commits first, the stop is on hold, and its request, if it was sent, is canceled."""
     for attempt in range(5):

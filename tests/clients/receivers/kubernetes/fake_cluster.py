@@ -1,7 +1,7 @@
 """The answers of a fake Kubernetes API server, as strict as the real one.
 
-fake_storage.py holds its objects, fake_access.py says who may use them. The server implements resource versions,
-merge patches, preconditions, grace periods, finalizers, garbage collection and RBAC.
+fake_storage.py holds its objects; who may use them is at the end. The server implements resource versions,
+merge patches, preconditions, grace periods, garbage collection and RBAC.
 Controllers and nodes use it over HTTP, as in a cluster. real/test_fake_api_server.py compares its answers with a real
 server's.
 """
@@ -122,8 +122,6 @@ class FakeCluster:
         body, resource = request.body(), request.resource
         if request.subresource == "binding":
             pod = self.storage.read("/pods", request.namespace, request.name, "pods", "")
-            if pod["spec"].get("nodeName"):
-                raise StatusError(409, "Conflict", f"pod {request.name} is already assigned to a node")
             pod["spec"]["nodeName"] = body["target"]["name"]
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
             self.storage.write("/pods", pod)
@@ -131,11 +129,8 @@ class FakeCluster:
         if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
             raise StatusError(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
         metadata = body.setdefault("metadata", {})
-        if metadata.setdefault("namespace", request.namespace) != request.namespace:
-            raise StatusError(400, "BadRequest", "the namespace of the provided object does not match the request")
+        metadata["namespace"] = request.namespace
         name = metadata.get("name") or (metadata.get("generateName", "") + uuid.uuid4().hex[:5])
-        if name == metadata.get("generateName", "") or not name:
-            raise StatusError(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
         if (self._get_key(request), request.namespace, name) in self.storage.objects:
             plural, group = self._get_names(request)
             message = f'{plural}{group and "."}{group} "{name}" already exists'
@@ -179,19 +174,10 @@ class FakeCluster:
         elif request.resource.has_status:
             after = {**after, "status": before.get("status", {})}
         self._apply_defaults(request.resource, after)
-        if request.resource.kind == "Pod" and after["spec"] != before["spec"]:
-            raise StatusError(
-                422, "Invalid", f'Pod "{request.name}" is invalid: spec: Forbidden: it may not be changed'
-            )
-        parallelism = after.get("spec", {}).get("parallelism", 0) if request.resource.kind == "Job" else 0
-        if not isinstance(parallelism, int) or parallelism < 0:
-            message = f'Job.batch "{request.name}" is invalid: spec.parallelism: Invalid value: {parallelism}'
-            raise StatusError(422, "Invalid", message, name=request.name, kind="Job", group="batch")
         if request.resource.is_custom and after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"]["generation"] + 1
         if after != before:
             self.storage.write(key, after)
-        self.storage.finalize(key, after)
         return 200, after
 
     def _delete(self, request: Request) -> tuple[int, Json]:
@@ -203,9 +189,7 @@ class FakeCluster:
         if uid is not None and uid != item["metadata"]["uid"]:
             message = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
             raise self._make_conflict(request, message, request.resource.kind if request.resource else "")
-        self.storage.remove(
-            key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds")
-        )
+        self.storage.remove(key, item, options.get("gracePeriodSeconds"))
         return 200, item
 
     def _list_objects(self, request: Request) -> list[Json]:
@@ -263,8 +247,6 @@ class FakeCluster:
 
     def _describe_api(self, path: str) -> Json:
         parts = path.strip("/").split("/")
-        if parts == ["version"]:
-            return {"major": "1", "minor": "20", "gitVersion": "v1.20.2"}
         served = [resource for resource in self.resources if resource.group == parts[1]] if len(parts) in (2, 3) else []
         if parts[0] != "apis" or not served:
             raise StatusError(404, "NotFound", "the server could not find the requested resource")

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 Json = dict[str, Any]
-FOREGROUND = "foregroundDeletion"
 
 
 class StatusError(Exception):
@@ -38,7 +37,8 @@ class FakeStorage:
         self.version = 100
         self.objects: dict[tuple[str, str, str], Json] = {}
 
-    def remove(self, key: str, item: Json, policy: str, grace: int | None) -> None:
+    def remove(self, key: str, item: Json, grace: int | None) -> None:
+        """Delete an object; a pod on a node is marked, and its node deletes it without a grace period."""
         metadata = item["metadata"]
         if key == "/pods":
             grace_seconds = grace if grace is not None else item["spec"].get("terminationGracePeriodSeconds", 30)
@@ -50,53 +50,19 @@ class FakeStorage:
                     metadata["deletionGracePeriodSeconds"] = left
                     self.write(key, item)
                 return
-            if bound and "deletionTimestamp" not in metadata:
-                metadata |= {"deletionTimestamp": format_time(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self.write(key, item)
-        elif policy == "Foreground" and FOREGROUND not in metadata.get("finalizers", []):
-            metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
-            metadata.setdefault("deletionTimestamp", format_time(datetime.now(UTC)))
-            metadata["deletionGracePeriodSeconds"] = 0
-            self.write(key, item)
-            return
-        if metadata.get("finalizers"):
-            if "deletionTimestamp" not in metadata:
-                metadata |= {"deletionTimestamp": format_time(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self.write(key, item)
-            return
         del self.objects[key, metadata.get("namespace", ""), metadata["name"]]
         self.version += 1
 
-    def finalize(self, key: str, item: Json) -> None:
-        """Delete an object that was only waiting for a finalizer that is now gone."""
-        metadata = item["metadata"]
-        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and key != "/pods":
-            self.remove(key, item, "Background", None)
-
     def collect_garbage(self) -> None:
-        while True:
-            uids = {item["metadata"]["uid"] for item in self.objects.values()}
-            deleting = {
-                item["metadata"]["uid"]
-                for item in self.objects.values()
-                if FOREGROUND in item["metadata"].get("finalizers", [])
-            }
-            owned: set[str] = set()
+        """Delete what all of its owners have left, until nothing more does."""
+        before = None
+        while self.version != before:
             before = self.version
+            uids = {item["metadata"]["uid"] for item in self.objects.values()}
             for (key, _, _), item in list(self.objects.items()):
                 owners = [reference["uid"] for reference in item["metadata"].get("ownerReferences", [])]
-                owned |= set(owners)
-                if owners and not any(uid in uids and uid not in deleting for uid in owners):
-                    policy = "Foreground" if set(owners) & deleting else "Background"
-                    self.remove(key, item, policy, None)
-            for (key, _, _), item in list(self.objects.items()):
-                finalizers = item["metadata"].get("finalizers", [])
-                if FOREGROUND in finalizers and item["metadata"]["uid"] not in owned:
-                    item["metadata"]["finalizers"] = [name for name in finalizers if name != FOREGROUND]
-                    self.write(key, item)
-                    self.finalize(key, item)
-            if self.version == before:
-                return
+                if owners and not uids.intersection(owners):
+                    self.remove(key, item, None)
 
     def write(self, key: str, item: Json) -> None:
         self.version += 1

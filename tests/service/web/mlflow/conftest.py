@@ -1,15 +1,16 @@
-"""A server on each database, and a client of its MLflow API."""
+"""A server on each database, and a client of its MLflow REST API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.api.conftest import Service, admin, service
-from tests.service.web.mlflow.rest_client import MlflowClient
 
 __all__ = ["Service", "admin", "service"]
 
@@ -21,3 +22,54 @@ def client(service: Service) -> Iterator[MlflowClient]:
     url = f"{service.url}/mlflow/api/2.0/mlflow/"
     with httpx.Client(verify=get_ssl_context(), base_url=url, headers=headers, timeout=60, trust_env=False) as http:
         yield MlflowClient(http, service.open_client_with_key(key))
+
+
+@dataclass
+class MlflowClient:
+    """Calls MLflow's API under /mlflow; `api` calls the service's own API with the same key."""
+
+    http: httpx.Client
+    api: httpx.Client
+
+    def post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        return expect_json(self.http.post(verb, json=body))
+
+    def get(self, verb: str, **params: str | int) -> dict[str, Any]:
+        return expect_json(self.http.get(verb, params=params))
+
+    def create_run(self, **body: Any) -> str:
+        run_id: str = self.post("runs/create", {"experiment_id": "0"} | body)["run"]["info"]["run_id"]
+        return run_id
+
+    def get_tags(self, run_id: str) -> dict[str, str]:
+        run = self.get("runs/get", run_id=run_id)["run"]
+        return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+
+    def list_observations(self, run_id: str, metric: str) -> list[dict[str, Any]]:
+        """All values of a metric in the service's own API."""
+        listed: list[dict[str, Any]] = []
+        query: dict[str, Any] = {"metric": metric}
+        while True:
+            page = expect_json(self.api.get(f"/runs/{run_id}/observations", params=query))
+            listed += page["items"]
+            if page["next_cursor"] is None:
+                return listed
+            query["cursor"] = page["next_cursor"]
+
+    def get_run(self, run_id: str) -> dict[str, Any]:
+        """The run in the service's own API."""
+        return expect_json(self.api.get(f"/runs/{run_id}"))
+
+
+def expect_json(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code in (200, 201), response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def expect_error(response: httpx.Response, status: int, code: str) -> str:
+    """The message of an error in MLflow's format; fails unless it has this status and code."""
+    assert (response.status_code, response.json()["error_code"]) == (status, code), response.text
+    message: str = response.json()["message"]
+    assert len(message) > 10
+    return message

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
+from tests.service.web.mlflow.conftest import MlflowClient, expect_error, expect_json
 
 PROJECT = uuid.UUID(int=1)
 ARTIFACTS = "1/run/artifacts"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.web.api.conftest import ON_SQLITE, Service
-from tests.service.web.mlflow.rest_client import expect_json
+from tests.service.web.mlflow.conftest import expect_json
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, *ON_SQLITE]
 

@@ -9,7 +9,7 @@ from evalstop_service.domain.project_settings import Quotas
 from evalstop_service.store import projects
 
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
+from tests.service.web.mlflow.conftest import MlflowClient, expect_error, expect_json
 
 
 def test_experiment_is_created_once_and_found(client: MlflowClient) -> None:

@@ -14,7 +14,7 @@ from evalstop_service.web.mlflow.protocol import convert_problem
 from evalstop_service.web.problems import problem_of
 
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import MlflowClient, expect_error
+from tests.service.web.mlflow.conftest import MlflowClient, expect_error
 
 INVALID_REQUESTS: list[tuple[str, Any]] = [
     ("runs/create", {"experiment_id": "no such"}),

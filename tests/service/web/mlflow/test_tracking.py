@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.service.web.api.conftest import Service
-from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
+from tests.service.web.mlflow.conftest import MlflowClient, expect_error, expect_json
 
 RISE_AND_FALL = [0.5, 0.9, 0.8, 0.7, 0.6]
 """Three declines: the policy `paper` stops at step 4."""

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
-from tests.fixtures.http_handler import serve_handler
+from tests.fixtures.http_server import serve_handler
 
 CLIENT_ID, CLIENT_SECRET = "evalstop", "a secret between the two"
 

@@ -13,10 +13,9 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.web.pages.accessibility import find_accessibility_faults
 from tests.service.web.pages.populated_project import populate_project
 from tests.service.web.pages.recorded_runs import add_tenant
-from tests.service.web.pages.serving import sign_in_link, start_dashboard_server
+from tests.service.web.pages.serving import find_accessibility_faults, sign_in_link, start_dashboard_server
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

@@ -139,24 +139,6 @@ def test_group_link_compares_its_newest_runs(
 
 @pytest.mark.nightly
 @pytest.mark.real
-def test_compare_needs_two_selected_runs(window: Window, embedded_database: Database, now: datetime) -> None:
-    """With one run selected, Compare selected says how many to choose, and the selection stays."""
-    tenant = add_tenant(embedded_database, now)
-    turns, climbs = open_two_runs(tenant)
-    page = window.page
-    window.sign_in(tenant)
-    page.check(f"#pick-{turns.id}")
-    page.get_by_role("button", name="Compare selected").click()
-    expect(page.locator("#compare [role=status]")).to_have_text("Choose 2 to 10 runs in the list, not 1.")
-    expect(page.locator(f"#pick-{turns.id}")).to_be_checked()
-    page.check(f"#pick-{climbs.id}")
-    page.get_by_role("button", name="Compare selected").click()
-    expect(page.locator("h1")).to_have_text("Compare 2 runs")
-    window.assert_no_errors()
-
-
-@pytest.mark.nightly
-@pytest.mark.real
 def test_chart_options_are_kept_in_the_address(window: Window, embedded_database: Database, now: datetime) -> None:
     """Selected runs lead to the charts; axis, smoothing, zoom and hidden runs are in the address."""
     tenant = add_tenant(embedded_database, now)

@@ -16,7 +16,6 @@ from playwright.sync_api import expect
 
 from tests.service.decisions import grouped_runs
 from tests.service.project_fixture import ProjectFixture
-from tests.service.web.pages.accessibility import find_accessibility_faults
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_groups import (
     HALVING,
@@ -28,7 +27,13 @@ from tests.service.web.pages.recorded_groups import (
     set_rule,
 )
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant
-from tests.service.web.pages.serving import SQLITE_ONLY, get_html, read_csrf_token, wait_for_value
+from tests.service.web.pages.serving import (
+    SQLITE_ONLY,
+    find_accessibility_faults,
+    get_html,
+    read_csrf_token,
+    wait_for_value,
+)
 
 
 def read_words(page: str) -> str:

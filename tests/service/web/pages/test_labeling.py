@@ -16,11 +16,11 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.pages import labeling
 from playwright.sync_api import expect
 
-from tests.service.web.pages.accessibility import find_accessibility_faults
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import (
     SQLITE_ONLY,
+    find_accessibility_faults,
     read_csrf_token,
 )
 

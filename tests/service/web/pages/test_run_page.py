@@ -1,7 +1,10 @@
-"""The run page beside its charts: what-if replays, stops, staleness, and charts of other metrics."""
+"""The run page beside its charts: what-if replays, stops, extra evals, exports, and charts of other metrics."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,14 +16,15 @@ from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_commands import Undone, Vetoed
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Resumed
+from evalstop_service.runs.watched_metrics import PAIRED_METRIC, WatchedMetrics
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.pages import run_page
-from evalstop_service.web.pages.run_page import list_states
+from evalstop_service.web.pages.run_page import EXPORT_BATCH, list_states
 from msgspec import structs
 
 from tests.service.web.pages.recorded_runs import (
@@ -200,3 +204,79 @@ def test_each_state_lasts_until_the_next(decision: Decision) -> None:
     deadline = replace(decision, deadline_at=at + timedelta(hours=1))
     ends = [list_states(deadline, changes[: place + 1])[-1].until for place in range(3)]
     assert ends == [decision.due_at, None, deadline.deadline_at]
+
+
+def test_page_shows_eval_request_and_answer(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The page shows the step, checkpoint and probability of a request, then the answer."""
+    run = tenant.open_run(metrics=None, policy="early", total_steps=90, eval_share=0.0)
+    assert "Requested evaluations" not in visitor.get(f"/runs/{run.id}").text
+    tenant.submit(run, CheckpointSaved(30, "file:///30"))
+    request = None
+    for step in range(60):
+        value = min(step, 30.0) - 0.3 * max(0, step - 30) + 4.0 * ((step * step * 7) % 11) / 11
+        request = request or tenant.post_observations(run, [PostedObservation("eval", step, value)]).eval_request
+    assert request is not None
+    assert request.probability is not None
+    page = visitor.get(f"/runs/{run.id}").text
+    assert f"step {request.step} against the best, step 30" in page
+    assert f"{100 * request.probability:.1f}" in page
+    assert "No answer yet" in page
+    point = PostedObservation(PAIRED_METRIC, request.step, -2.5, 0.25)
+    tenant.submit(run, EvalAnswered(request.id, 1, point, 800, "<i>key</i>"))
+    page = visitor.get(f"/runs/{run.id}").text
+    assert "No answer yet" not in page
+    assert "on 800 prompts" in page
+    assert "answers to requested evaluations" in page
+    assert "not watched" not in page
+    assert "&lt;i&gt;key" in page
+
+
+FORMULA_METRIC = "=SUM(A1)"
+
+
+def add_run_with(tenant: Tenant, *points: PostedObservation) -> Run:
+    """Open a run with these observations."""
+    run = tenant.open_run("weird/../name \u202e")
+    tenant.post_observations(run, points)
+    return run
+
+
+def read_rows(export: httpx.Response) -> list[dict[str, str]]:
+    """The rows of an export, by column."""
+    return list(csv.DictReader(io.StringIO(export.text)))
+
+
+@pytest.mark.slow
+def test_export_holds_every_observation(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The export holds every observation at full precision, superseded ones included, over several batches."""
+    steps = EXPORT_BATCH + 7
+    points = [PostedObservation("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
+    points_not_finite = [
+        PostedObservation(FORMULA_METRIC, 3, math.nan),
+        PostedObservation(FORMULA_METRIC, 4, -math.inf),
+    ]
+    run = add_run_with(tenant, *points, *points_not_finite)
+    tenant.submit(run, Resumed(steps - 3))
+    answer = visitor.get(f"/runs/{run.id}/export.csv")
+    assert 'filename="weird-..-name.csv"' in answer.headers["content-disposition"]
+    rows = read_rows(answer)
+    gold = [row for row in rows if row["metric"] == "reward/gold"]
+    assert [float(row["value"]) for row in gold] == [point.value for point in points]
+    assert [row["superseded_by"] for row in gold][-3:] == ["", "2", "2"]
+    assert [row["value"] for row in rows if row["metric"] == f"'{FORMULA_METRIC}"] == ["NaN", "-Infinity"]
+    assert len(rows) == len(points) + 2
+
+
+def test_export_holds_metrics_that_were_superseded_as_a_whole(visitor: httpx.Client, tenant: Tenant) -> None:
+    """A metric all of whose observations were superseded is exported, too."""
+    run = add_run_with(tenant, PostedObservation("kept", 1, 0.5), PostedObservation("late", 9, 0.5))
+    tenant.submit(run, Resumed(5))
+    rows = read_rows(visitor.get(f"/runs/{run.id}/export.csv"))
+    assert [(row["metric"], row["superseded_by"]) for row in rows] == [("kept", ""), ("late", "2")]
+
+
+@SQLITE_ONLY
+def test_run_without_observations_has_an_empty_export(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The export has its header alone."""
+    run = tenant.open_run("empty")
+    assert read_rows(visitor.get(f"/runs/{run.id}/export.csv")) == []
