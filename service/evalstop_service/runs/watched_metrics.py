@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 
 import msgspec
@@ -21,7 +20,6 @@ from evalstop_detectors import (
     Policy,
     Score,
     Verdict,
-    combine_values,
     start_combining,
 )
 from evalstop_detectors.roles.words import LEARNING_RATES
@@ -218,31 +216,3 @@ def find_sign(run: Run, metric: str | None) -> float:
 def record_verdict(verdict: Verdict) -> RecordedVerdict:
     """The verdict as the store holds it; the store does not import detectors."""
     return msgspec.convert(verdict, RecordedVerdict, from_attributes=True)
-
-
-@dataclass(frozen=True)
-class EvalShare:
-    """One of several evals.
-
-    `change`: its contribution to the score since the score's best, below 0 if it fell. `missing`: it has no recent
-    value, and the score is computed from the others.
-    """
-
-    metric: str
-    weight: float
-    critical: bool
-    required: bool
-    change: float
-    missing: bool
-
-
-def list_shares(run: Run, points: Iterable[PostedObservation]) -> list[EvalShare]:
-    """The evals of a run that has several, largest fall first, from all their observations."""
-    weights = find_combined_evals(run)
-    state, _ = combine_values(tuple(weights.values()), start_run_combining(run), select_eval_values(run, points))
-    shares = [
-        EvalShare(metric, weight, role.get("critical", False), role.get("required", False), -fall, not item.counts)
-        for (metric, weight), fall, item in zip(weights.items(), state.falls, state.evals, strict=True)
-        for role in [run.metrics[metric]]
-    ]
-    return sorted(shares, key=lambda share: share.change)

@@ -54,10 +54,10 @@ def load_buckets(tx: Transaction, run_id: UUID, metric: str, most: int) -> list[
     return [Bucket._make(row) for row in tx.execute(query.order_by(table.step))]
 
 
-def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Whether a series has too many live observations to be read individually."""
+def is_long_series(tx: Transaction, run_id: UUID, metric: str, most: int = FEW) -> bool:
+    """Whether a series has more than `most` live observations."""
     query = _select_live(run_id, metric).with_only_columns(observations.c.step)
-    return tx.execute(query.order_by(observations.c.step).offset(FEW).limit(1)).first() is not None
+    return tx.execute(query.order_by(observations.c.step).offset(most).limit(1)).first() is not None
 
 
 def _select_live(run_id: UUID, metric: str) -> sa.Select[tuple[()]]:

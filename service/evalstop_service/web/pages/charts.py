@@ -99,7 +99,7 @@ ROLES = ("eval", "proxy", "kl")
 
 @dataclass(frozen=True)
 class ChartedSeries:
-    """A charted metric and its values by step: all of them, or for a long series the last of each bucket."""
+    """A charted metric: its values by step, or of a long series the outline and the last value of each bucket."""
 
     metric: str
     role: str
@@ -109,19 +109,20 @@ class ChartedSeries:
 
 def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
     """The charted series of these runs, at most `most` observations per metric."""
-    charted = [(run.id, metric, role) for run in runs for metric, role in list_charted(run).items()]
     with database.reading() as tx:
-        long = {(run_id, metric) for run_id, metric, _ in charted if series.is_long_series(tx, run_id, metric)}
-        charted_by_run: dict[UUID, list[ChartedSeries]] = {run.id: [] for run in runs}
-        for run_id, metric, role in charted:
-            if (run_id, metric) in long:
-                buckets = series.load_buckets(tx, run_id, metric, most // 3)
-                values = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
-                points = outline_buckets(buckets, metric)
-            else:
-                points = values = observations.load_series(tx, run_id, [metric])
-            charted_by_run[run_id].append(ChartedSeries(metric, role, downsample(points, most), values))
-    return charted_by_run
+        return {
+            run.id: [_load_charted(tx, run.id, metric, role, most) for metric, role in list_charted(run).items()]
+            for run in runs
+        }
+
+
+def _load_charted(tx: Transaction, run_id: UUID, metric: str, role: str, most: int) -> ChartedSeries:
+    if not series.is_long_series(tx, run_id, metric, most):
+        points = observations.load_series(tx, run_id, [metric])
+        return ChartedSeries(metric, role, points, points)
+    buckets = series.load_buckets(tx, run_id, metric, most // 3)
+    values = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
+    return ChartedSeries(metric, role, outline_buckets(buckets, metric), values)
 
 
 def list_turns(run: Run, decision: Decision | None) -> dict[str, int]:
@@ -144,27 +145,6 @@ def list_charted(run: Run) -> dict[str, str]:
         for metric, role in watched_metrics.list_watched(run).items()
         if role["role"] in ROLES and metric not in combined
     }
-
-
-def downsample(points: Sequence[PostedObservation], limit: int) -> list[PostedObservation]:
-    """At most `limit` (8 or more) points of a series, in order: the minimum, the maximum and a gap of each bucket.
-
-    The first and the last point are always kept. A gap is a value that is not finite.
-    """
-    if len(points) <= limit:
-        return list(points)
-    keep = {0, len(points) - 1}
-    buckets = (limit - 2) // 3
-    for bucket in range(buckets):
-        indices = range(bucket * len(points) // buckets, (bucket + 1) * len(points) // buckets)
-        finite = [index for index in indices if math.isfinite(points[index].value)]
-        gap = next((index for index in indices if not math.isfinite(points[index].value)), None)
-        if finite:
-            keep.add(min(finite, key=lambda index: points[index].value))
-            keep.add(max(finite, key=lambda index: points[index].value))
-        if gap is not None:
-            keep.add(gap)
-    return [points[index] for index in sorted(keep)]
 
 
 def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObservation]:

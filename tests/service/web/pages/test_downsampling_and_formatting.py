@@ -1,4 +1,4 @@
-"""Downsampling, sparklines and number formatting: properties that hold for any values."""
+"""Sparklines and number formatting: properties that hold for any values."""
 
 from __future__ import annotations
 
@@ -9,33 +9,9 @@ from datetime import UTC, datetime
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.run import BestCheckpoint
 from evalstop_service.store.decisions import DecisionChange
-from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.pages import charts, formatting
-from evalstop_service.web.pages.charts import downsample
 from hypothesis import given
 from hypothesis import strategies as st
-
-VALUES = st.lists(st.floats() | st.integers(-3, 3).map(float), max_size=300)
-
-
-@given(VALUES, st.integers(8, 100))
-def test_downsampling_keeps_extremes_ends_and_gaps(values: list[float], most: int) -> None:
-    """A downsampled series is a short, ordered subset with the first, last, lowest, highest and a non-finite point."""
-    points = [PostedObservation("eval", step, value) for step, value in enumerate(values)]
-    sampled = downsample(points, most)
-    assert len(sampled) <= most
-    assert [point.step for point in sampled] == sorted({point.step for point in sampled})
-    assert all(points[point.step] is point for point in sampled)
-    finite = [value for value in values if math.isfinite(value)]
-    sampled_finite = [point.value for point in sampled if math.isfinite(point.value)]
-    if finite:
-        assert (min(sampled_finite), max(sampled_finite)) == (min(finite), max(finite))
-    if values:
-        assert (sampled[0], sampled[-1]) == (points[0], points[-1])
-    assert (len(finite) < len(values)) == (len(sampled_finite) < len(sampled))
-    if len(points) <= most:
-        assert sampled == points
-
 
 FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 

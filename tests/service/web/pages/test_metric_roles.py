@@ -34,7 +34,7 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     assert "No metric is the eval score" in before
     assert "from its name" in before or "preset" in before
     form = {"eval": HOSTILE_NAME, "proxy": "reward", "eval_lower": ["true", "true"]}
-    form |= {"hint": ["entropy kl", "length ", "none reward"], "csrf": read_csrf_token(visitor)}
+    form |= {"entropy": "kl", "length": "", "none": "reward", "csrf": read_csrf_token(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     after = visitor.get(f"/runs/{run.id}").text
@@ -50,7 +50,8 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
         "reward": {"role": "proxy", "direction": "maximize"},
         "kl": {"role": "entropy", "direction": "maximize"},
     }
-    assert '<option value="entropy kl" selected>' in after
+    entropy = after.partition('name="entropy"')[2].partition("</select>")[0]
+    assert '<option value="kl" selected>' in entropy
     assert stored.raw_maximum is not None
     assert entry.actor == f"key {tenant.key.name}"
 

@@ -77,8 +77,8 @@ def test_eval_change_is_shown(visitor: httpx.Client, tenant: Tenant) -> None:
     assert chart["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
 
 
-def test_several_evals_show_their_mean_and_parts(visitor: httpx.Client, tenant: Tenant) -> None:
-    """Of several evals the chart shows the mean, and the page the part of each, and which is missing."""
+def test_several_evals_show_their_mean(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Of several evals the chart shows the mean, and each has a chart of its own."""
     metrics: dict[str, MetricFields] = {
         "math": {"role": "eval", "direction": "maximize", "critical": True},
         "<code>": {"role": "eval", "direction": "maximize", "weight": 2.0},
@@ -88,9 +88,8 @@ def test_several_evals_show_their_mean_and_parts(visitor: httpx.Client, tenant: 
     falling = [PostedObservation("math", step, 10.0 - step) for step in range(6, 12)]
     tenant.post_observations(run, [*rising, *falling])
     html = get_html(visitor, f"/runs/{run.id}")
-    table = html.split('data-part="evals"')[1].split("</table>")[0]
-    assert table.index("math") < table.index("&lt;code&gt;")
-    assert "missing: the mean is made of the others" in table.split("&lt;code&gt;")[1]
+    charts = get_html(visitor, f"/runs/{run.id}/metric-charts")
+    assert all(name in charts for name in ("math", "&lt;code&gt;"))
     assert "the weighted mean of the evals" in html
     (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     assert (series["metric"], series["role"], len(series["steps"])) == ("evalstop/score", "eval", 11)
@@ -117,7 +116,7 @@ def test_alerts_met_rules_and_required_evals_are_shown(
     listed = html.split('data-part="notices"')[1].split("</ol>")[0]
     for words in ("slow &lt;grader&gt;", "9 s", "kl &gt; 20", "kl is &lt;23.1&gt; at step 5", "rule met"):
         assert words in listed
-    assert html.split('data-part="evals"')[1].split("</table>")[0].count("required") == 2
+    assert html.split('data-part="metrics"')[1].split("</table>")[0].count(", required") == 2
 
 
 def test_stale_and_lost_runs_and_those_without_data_are_marked(
@@ -354,14 +353,14 @@ def test_run_without_roles(visitor: httpx.Client, tenant: Tenant) -> None:
 
 @SQLITE_ONLY
 def test_long_series_is_downsampled_and_keeps_its_spike(visitor: httpx.Client, tenant: Tenant) -> None:
-    """A chart gets at most MOST_POINTS points of a metric, the spike, the first and the last among them."""
+    """A chart gets at most MOST_POINTS points of a metric: first, last and, to the width of a line, the spike."""
     run = tenant.open_run("long")
     points = [PostedObservation("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
     tenant.post_observations(run, points)
     series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     proxy = next(item for item in series if item["role"] == "proxy")
     assert len(proxy["steps"]) <= MOST_POINTS
-    assert proxy["steps"][proxy["values"].index(99.0)] == 7777
+    assert abs(proxy["steps"][proxy["values"].index(99.0)] - 7777) < 3 * 9000 / MOST_POINTS
     assert (proxy["steps"][0], proxy["steps"][-1]) == (0, 8999)
 
 

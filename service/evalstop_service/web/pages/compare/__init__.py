@@ -30,7 +30,7 @@ from evalstop_service.web.pages.visitor import SignedIn, SiteOf, Visitor
 router = APIRouter(prefix="/runs/compare", route_class=PageRoute)
 
 LEAST_RUNS, MOST_RUNS = 2, 10
-MOST_POINTS = 400
+MOST_POINTS = 1000
 """Per line; there are up to thirty lines."""
 
 MOST_FIELDS = 50

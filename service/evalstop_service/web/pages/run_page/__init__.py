@@ -22,7 +22,6 @@ from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.ingest import list_calls
 from evalstop_service.runs import health, metric_roles, watched_metrics
-from evalstop_service.runs.watched_metrics import EvalShare, list_shares
 from evalstop_service.store import (
     cases,
     decisions,
@@ -34,7 +33,6 @@ from evalstop_service.store import (
     runs,
     series,
 )
-from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.queue import outbox
@@ -81,7 +79,6 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         notices = outbox.list_data(tx, run.id, NOTICES, limit=MOST_VERDICTS)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
-        shares = _load_shares(tx, run)
         calls = list_calls(tx, run)
         versions = policies.load_latest_versions(tx, visitor.project.id)
         latest = [f"{name}@{version}" for name, version in sorted(versions.items())]
@@ -117,7 +114,6 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         curves=curves,
         metrics=metrics[:MOST_METRICS],
         paired_metric=watched_metrics.PAIRED_METRIC,
-        eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: _describe_role_source(run, metric),
         hints=HINTS,
@@ -171,14 +167,6 @@ def _describe_role_source(run: Run, metric: str) -> str:
     if metric == COMBINED_METRIC and metric not in run.metrics:
         return "the weighted mean of the evals"
     return formatting.describe_role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
-
-
-def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
-    """The evals of a run with several, unless they are too long to combine for a page."""
-    combined = watched_metrics.find_combined_evals(run)
-    if not combined or any(series.is_long_series(tx, run.id, metric) for metric in combined):
-        return []
-    return list_shares(run, observations.load_series(tx, run.id, combined))
 
 
 def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, MetricFields | None]]:

@@ -10,7 +10,6 @@ from uuid import UUID
 from evalstop_detectors import ROLES
 from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import StringConstraints
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_commands import Undone, Vetoed
@@ -123,40 +122,32 @@ def remove_note(run_id: UUID, note_id: UUID, site: SiteOf, visitor: Operator) ->
 
 
 HINTS = {str(role): traits.meaning for role, traits in ROLES.items() if traits.hints}
-"""The roles that may only raise a suspicion: a form sends each as the role, a blank and the metric."""
+"""The roles that may only raise a suspicion."""
 
-Metric = Annotated[str, Form(max_length=256)]
-LowerIsBetter = Annotated[bool, Form()]
+_MINIMIZED = ("kl", "loss")
+
+
+async def _read_roles(request: Request) -> dict[str, MetricFields]:
+    """What a form says: a field for each role has the names of its metrics. Raises Invalid."""
+    form, metrics = await request.form(), dict[str, MetricFields]()
+    for role in ("eval", "proxy", *_MINIMIZED, *HINTS):
+        direction = "minimize" if role in _MINIMIZED or f"{role}_lower" in form else "maximize"
+        for metric in form.getlist(role):
+            name = remove_controls(str(metric))[:256]  # not stripped: spaces are part of a logged name
+            if name in metrics:
+                raise Invalid(f"{name!r} is chosen for two roles; a metric has one role")
+            if name:
+                metrics[name] = {"role": role, "direction": direction}
+    return metrics
 
 
 @router.post("/runs/{run_id}/metrics")
 def correct_roles(
-    run_id: UUID,
-    site: SiteOf,
-    visitor: Operator,
-    evals: Annotated[list[Annotated[str, StringConstraints(max_length=256)]] | None, Form(alias="eval")] = None,
-    proxy: Metric = "",
-    kl: Metric = "",
-    loss: Metric = "",
-    hints: Annotated[list[Annotated[str, StringConstraints(max_length=300)]] | None, Form(alias="hint")] = None,
-    eval_lower: LowerIsBetter = False,
-    proxy_lower: LowerIsBetter = False,
+    run_id: UUID, site: SiteOf, visitor: Operator, metrics: Annotated[dict[str, MetricFields], Depends(_read_roles)]
 ) -> Response:
     """Set the roles of all metrics of a run. The run is judged again from its first observation."""
     if not visitor.may_correct_roles:
         raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
-    roles = [("eval", metric, eval_lower) for metric in evals or ()]
-    roles += [("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
-    roles += [
-        (role, metric, False) for role, _, metric in (hint.partition(" ") for hint in hints or ()) if role in HINTS
-    ]
-    metrics: dict[str, MetricFields] = {}
-    for role, metric, lower in roles:
-        name = remove_controls(metric)  # not stripped: spaces are part of a logged name
-        if name in metrics:
-            raise Invalid(f"{name!r} is chosen for two roles; a metric has one role")
-        if name:
-            metrics[name] = {"role": role, "direction": "minimize" if lower else "maximize"}
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
     site.context.committer.submit_and_wait(Message(visitor.project.id, run_id, RolesCorrected(metrics, visitor.actor)))
