@@ -65,7 +65,9 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     if role not in policy.deciding_roles:
         return replace(state, last=order, panel=panel, opening=opening), state.verdict
     states, evidence = list(state.states), list(state.evidence)
-    stale, calls = changed or not _is_settled(policy, state.evals, state.opening), panel.calls
+    # While nothing calls for a stop, and the evidence stays, the number of evals changes no verdict.
+    may_settle = state.verdict.verdict is not Call.CONTINUE and not _is_settled(policy, state.evals, state.opening)
+    stale, calls = changed or may_settle or state.verdict.step is None, panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:

@@ -28,7 +28,7 @@ from evalstop_detectors import (
 from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import OBSERVED
-from evalstop_service.domain.run import Call, EvalChange
+from evalstop_service.domain.run import EvalChange
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.decisions import Decision
@@ -86,7 +86,8 @@ class RunState(msgspec.Struct, frozen=True):
         """Whether the row has the result of the run's observations. Another policy or release may give another result,
         and so may a process whose detectors do not fail."""
         run = self.run
-        return Call(self.monitor.verdict.verdict) is run.verdict.verdict and self.failure == run.detector_failure
+        recorded: str = run.verdict.verdict
+        return self.monitor.verdict.verdict == recorded and self.failure == run.detector_failure
 
     @property
     def keeps_monitor(self) -> bool:

@@ -97,12 +97,11 @@ class IngestEndpoint:
                 await self.app(scope, replay(events, receive), send)
             else:
                 message = Message(key.project_id, _parse_id(path[1]), Observations(points), key.id)
-                await self._answer_request(scope, receive, send, message)
+                await self._answer_request(scope, receive, send, message, path[1])
         finally:
             self.limits.processor.end_post(sender, began)
 
-    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, message: Message) -> None:
-        run_id = str(message.run_id)
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, message: Message, run_id: str) -> None:
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
         logs.add_log_context(run_id=run_id, project_id=message.project_id)
         try:
