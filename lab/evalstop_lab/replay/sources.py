@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
@@ -22,7 +23,7 @@ from evalstop_detectors.roles.recognition import (
 from evalstop_detectors.roles.words import LEARNING_RATES
 from evalstop_service.domain.run import COMBINED_METRIC
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import track
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
@@ -237,28 +238,15 @@ def _choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> Rol
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     everything: set[str] = set()
     is_known, errors_before, runs_before = False, len(errors), len(runs.by_name)
-    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
         findings, alone = Findings(), dict[str, Path]()
         logs = list(_list_logs(source, stack, findings))
-        console = Console(stderr=True)
-        progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=len(logs) < 2))
         pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
-        task = progress.add_task(str(source), total=len(logs))
-
-        def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
-            log_runs = Runs() if isinstance(log.place, str) else runs
-            log_errors: ReadErrors = []
-            try:
-                names, fits = _read_log(log, log_runs, requested, log_errors)
-            except UnreadableInput as error:
-                log_errors.append(error)
-                names, fits = set(), False
-            return names, fits, log_runs, log_errors
-
+        read_log = partial(_read_log, runs, requested)
         remote = bool(logs) and isinstance(logs[0].place, str)
         results = pool.map(read_log, logs) if remote else map(read_log, logs)
-        for log, (names, fits, log_runs, log_errors) in zip(logs, results, strict=True):
+        bar = partial(track, console=Console(stderr=True), transient=True, disable=len(logs) < 2)
+        for log, (names, fits, log_runs, log_errors) in zip(bar(logs, f"reading {source}"), results, strict=True):
             everything |= names
             if isinstance(log.place, Path):
                 why = log_errors[0].problem if log_errors else NO_ROLE
@@ -270,19 +258,14 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             errors += log_errors
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
-            progress.advance(task)
     if Path(source).is_dir() and (is_known or len(logs) > 1):  # else the error says it
         leave_out_copies(Path(source), runs, alone, findings)
         print_findings(findings, Path(source))
     if not is_known and (everything or len(errors) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
         others = f"but {_format_columns(everything)}; set the columns with --eval, --proxy, --kl or --loss COLUMN"
-        problem = (
-            f"it has none of the columns {', '.join(expected)}, {others}"
-            if everything
-            else "no metrics were found in it"
-        )
-        errors.append(UnreadableInput(source, problem))
+        missing = f"it has none of the columns {', '.join(expected)}, {others}"
+        errors.append(UnreadableInput(source, missing if everything else "no metrics were found in it"))
     return everything
 
 
@@ -294,21 +277,27 @@ def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
         runs.by_name[run.name] = run
 
 
-def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> tuple[set[str], bool]:
-    """Read one log; returns its columns, and whether any of them has a role."""
-    first: ReadErrors = []  # reading the values finds the same
-    metrics = log.list_metrics(first)
-    roles = _choose_roles(log, metrics, requested)
-    declared, direction = find_declared_eval(log.tags)
-    if direction is not None and (warning := warn_of_direction(declared, direction)):
-        sys.stderr.write(f"evalstop-lab: {log.place}: {warning}\n")
-    # The learning rate says nothing of a run without another metric.
-    fits = bool(metrics & {column for role, column in roles.cells if role is not MetricRole.LEARNING_RATE})
-    if fits:
-        log.read(runs, roles, errors)
-    else:
-        errors += first
-    return metrics - NO_METRICS, fits
+def _read_log(runs: Runs, requested: RequestedRoles, log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
+    """Read one log; returns its columns, whether any of them has a role, its runs, and what could not be read.
+
+    The runs of servers, which are read concurrently, are apart from `runs`.
+    """
+    runs = Runs() if isinstance(log.place, str) else runs
+    errors: ReadErrors = []
+    try:
+        metrics = log.list_metrics(errors)
+        roles = _choose_roles(log, metrics, requested)
+        declared, direction = find_declared_eval(log.tags)
+        if direction is not None and (warning := warn_of_direction(declared, direction)):
+            sys.stderr.write(f"evalstop-lab: {log.place}: {warning}\n")
+        # The learning rate says nothing of a run without another metric.
+        fits = bool(metrics & {column for role, column in roles.cells if role is not MetricRole.LEARNING_RATE})
+        if fits:
+            errors.clear()  # reading the values finds the same
+            log.read(runs, roles, errors)
+    except UnreadableInput as error:
+        return set(), False, runs, [*errors, error]
+    return metrics - NO_METRICS, fits, runs, errors
 
 
 def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:

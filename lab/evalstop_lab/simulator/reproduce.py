@@ -137,7 +137,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     cells = build_cells(replace(PAPER, jobs=args.cluster_jobs), range(args.first_seed, args.first_seed + args.seeds))
-    rows = Rows(chain.from_iterable(sweep(run_cell, cells, "reproducing", args.jobs, chunk=1)))
+    rows = Rows(chain.from_iterable(sweep(run_cell, cells, "reproducing", args.jobs)))
     console = Console() if sys.stdout.isatty() else Console(width=180)
     console.print(_build_paper_table(build_lines(rows)), _build_rules_table(rows), sep="\n")
     return 0

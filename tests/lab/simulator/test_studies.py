@@ -62,13 +62,13 @@ SWEPT_CELLS = [Cell("small", SMALL, seed, ("paper",), ("FIFO", "LAS")) for seed 
 @pytest.fixture(scope="module")
 def local_rows() -> list[list[Row]]:
     """The rows of a sweep in this process."""
-    return sweep(run_cell, SWEPT_CELLS, "alone", chunk=1)
+    return sweep(run_cell, SWEPT_CELLS, "alone")
 
 
 @pytest.mark.real
 def test_sweep_by_processes_equals_a_local_one(local_rows: list[list[Row]]) -> None:
     """Two processes give the same rows as one."""
-    assert sweep(run_cell, SWEPT_CELLS, "processes", jobs=2, chunk=1) == local_rows
+    assert sweep(run_cell, SWEPT_CELLS, "processes", jobs=2) == local_rows
 
 
 def test_reproduce_compares_eleven_figures() -> None:
