@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -107,11 +108,6 @@ class DeliveryWorker:
         self._limits = limits or WorkerLimits()
         self._breaker, self._encryption = breaker or BreakerLimits(), encryption or Encryption()
         self._service_metrics = service_metrics or ServiceMetrics()
-        if self._limits.lease_seconds <= sender.timeout_seconds:
-            raise ValueError(
-                f"lease_seconds ({self._limits.lease_seconds:g}) must be longer than an attempt can take "
-                f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers may send it concurrently"
-            )
         self._time_read: tuple[datetime, float] | None = None  # the database's time, and when by time.monotonic
         self._running: Counter[UUID] = Counter()  # attempts by endpoint
         self._finished: list[FinishedAttempt] = []
@@ -121,38 +117,42 @@ class DeliveryWorker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="deliver")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop` is set; waits while the database is unavailable. If cancelled, lets its leases
-        expire."""
+        """Deliver until `stop` is set, then record the attempts in progress. Waits while the database is unavailable,
+        once stopped for `SETTLE_SECONDS`. If cancelled, lets its leases expire."""
         try:
-            await self._deliver_until_stopped(stop)
-            await self._settle_last()
+            await self._deliver(stop)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._thread.shutdown(wait=False)
 
-    async def _deliver_until_stopped(self, stop: asyncio.Event) -> None:
-        pause = FIRST_PAUSE_SECONDS
-        while not stop.is_set():
+    async def _deliver(self, stop: asyncio.Event) -> None:
+        pause, give_up_at = FIRST_PAUSE_SECONDS, math.inf
+        while not stop.is_set() or self._finished or self._tasks:
             try:
-                await self._settle_and_claim()
+                await self._settle_and_claim(self._limits.concurrency if not stop.is_set() else 0)
             except sa.exc.SQLAlchemyError as error:
                 if (fault := find_fault(error)) is Fault.BUG:  # which ends the worker
                     raise
                 first = pause == FIRST_PAUSE_SECONDS
                 log.error("%s (%s), retrying in %.2f s", fault.value, error, pause, exc_info=first)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), pause)
+                if stop.is_set():
+                    give_up_at = min(give_up_at, time.monotonic() + SETTLE_SECONDS)
+                if time.monotonic() >= give_up_at:
+                    log.error("%d attempts were not recorded and will be repeated", len(self._finished))
+                    return
+                await self._wait_for_attempt(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 continue
             pause = FIRST_PAUSE_SECONDS
-            await self._wait_for_attempt(self._limits.poll_seconds)
+            if not self._finished:
+                await self._wait_for_attempt(self._limits.poll_seconds)
 
-    async def _settle_and_claim(self) -> None:
-        """Settle finished attempts, and claim and start due deliveries; results that could not be settled are kept."""
+    async def _settle_and_claim(self, concurrency: int) -> None:
+        """Settle finished attempts, and claim and start due deliveries. Results are kept while the database is away."""
         finished, self._finished = self._finished, []
-        limit, per_endpoint = self._limits.concurrency - self._running.total(), self._limits.per_endpoint
+        limit, per_endpoint = concurrency - self._running.total(), self._limits.per_endpoint
         busy = [endpoint_id for endpoint_id, count in self._running.items() if count >= per_endpoint]
         try:
             settled, claimed = await self._call(self._settle_and_claim_rows, finished, limit, busy)
@@ -162,8 +162,7 @@ class DeliveryWorker:
                 raise
             if not finished:
                 raise
-            log.exception("cannot record %d attempts together; recording them one by one", len(finished))
-            await self._settle_one_by_one(finished)
+            log.exception("cannot record %d attempts; they are repeated after their leases", len(finished))
             return
         self._report_settled(finished, settled)
         for delivery in claimed:
@@ -182,9 +181,11 @@ class DeliveryWorker:
         3. Claim what is due, and hand over the stops among it.
         """
         limits = (limit, self._limits.per_endpoint, busy)
+        if not finished and limit <= 0:
+            return {}, ()
         if not finished:
             with self._database.reading() as tx:  # without the lock of SQLite's one writer
-                if limit <= 0 or not leases.find_due_deliveries(tx, read_now(tx, self._clock), *limits):
+                if not leases.find_due_deliveries(tx, read_now(tx, self._clock), *limits):
                     return {}, ()
         with self._database.transaction() as tx:
             settled = leases.settle_deliveries(tx, finished, self._breaker)
@@ -192,41 +193,6 @@ class DeliveryWorker:
             self._time_read = now, time.monotonic()
             claimed = leases.claim_deliveries(tx, now, self._limits.lease_seconds, *limits, self._encryption)
             return settled, claimed
-
-    async def _settle_one_by_one(self, finished: Sequence[FinishedAttempt]) -> None:
-        for number, attempt in enumerate(finished):
-            try:
-                self._report_settled([attempt], await self._call(self._settle_rows, [attempt]))
-            except Exception as error:
-                if find_fault(error) is not Fault.BUG:
-                    self._finished = [*finished[number:], *self._finished]
-                    raise
-                log.exception("cannot record delivery %s; it is sent again after its lease", attempt.claimed.id)
-
-    def _settle_rows(self, finished: Sequence[FinishedAttempt]) -> Mapping[UUID, DeliveryState]:
-        with self._database.transaction() as tx:
-            return leases.settle_deliveries(tx, finished, self._breaker)
-
-    async def _settle_last(self) -> None:
-        """Wait for the attempts that have started, and record them."""
-        deadline: float | None = None
-        while self._finished or self._tasks:
-            finished, self._finished = self._finished, []
-            try:
-                if finished:
-                    self._report_settled(finished, await self._call(self._settle_rows, finished))
-            except sa.exc.SQLAlchemyError as error:
-                if find_fault(error) is Fault.BUG:
-                    raise
-                self._finished = finished + self._finished
-                deadline = deadline or time.monotonic() + SETTLE_SECONDS
-                if time.monotonic() >= deadline:
-                    log.error("%d attempts were not recorded (%s) and will be repeated", len(self._finished), error)
-                    return
-                await asyncio.sleep(FIRST_PAUSE_SECONDS)
-                continue
-            if not self._finished and self._tasks:
-                await self._wait_for_attempt(self._limits.poll_seconds)
 
     async def _wait_for_attempt(self, seconds: float) -> None:
         """Wait until an attempt has finished, at most so long."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 import sqlalchemy as sa
 import standardwebhooks
 from evalstop_service.clock import utc_now
@@ -283,18 +282,6 @@ def test_claimed_delivery_is_sent_although_the_database_fails_next(embedded_data
     database.close()
 
 
-def test_lease_shorter_than_the_timeout_is_refused(embedded_database: Database) -> None:
-    """A lease that could end during an attempt is refused: two workers could send the same delivery."""
-    with pytest.raises(ValueError, match="lease_seconds"):
-        DeliveryWorker(
-            embedded_database,
-            Sender(timeout_seconds=10),
-            clock=utc_now,
-            chance=random.Random(1),
-            limits=WorkerLimits(lease_seconds=10),
-        )
-
-
 def test_attempts_are_counted_and_timed(database: Database, project: SeededProject) -> None:
     """Attempts are counted by result and timed, with their lag behind the due time."""
     service_metrics = ServiceMetrics()
@@ -315,24 +302,3 @@ def test_attempts_are_counted_and_timed(database: Database, project: SeededProje
     assert read_sample("deliveries_total", result="dead") == 1
     assert read_sample("delivery_seconds_count") == 4
     assert read_sample("delivery_lag_seconds_count") == 4
-
-
-def test_unrecordable_attempt_does_not_affect_others(postgres_database: Database) -> None:
-    """Attempts are recorded in batches; if one of a batch fails, the others are recorded one by one."""
-    database = postgres_database
-    project = seed_project(database)
-    with FakeEndpoint(Reply(200)) as fake:
-        project.add_endpoint(database, fake.url)
-        announce_events(database, project, 6)
-        with database.transaction() as tx:
-            rejected_id = project.list_deliveries(tx)[2].id
-            tx.exec_driver_sql(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                f"IF NEW.delivery_id = '{rejected_id}' THEN RAISE EXCEPTION USING ERRCODE = '22000'; END IF; "
-                "RETURN NEW; END $$"
-            )
-            tx.exec_driver_sql(
-                "CREATE TRIGGER refuse BEFORE INSERT ON delivery_attempts FOR EACH ROW EXECUTE FUNCTION refuse()"
-            )
-        asyncio.run(deliver_until(lambda: count_deliveries_by_state(database, project)["delivered"] == 5, database))
-        assert count_deliveries_by_state(database, project) == {"delivered": 5, "waiting": 1}
