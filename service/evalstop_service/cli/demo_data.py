@@ -42,6 +42,7 @@ from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.settings import Settings
 from evalstop_service.store import decisions, hand_overs, projects, run_lists, runs, schema
 from evalstop_service.store.audit import Author
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -243,7 +244,8 @@ class Player:
         elif turned and peak is not None:
             is_right = decision is not None and decision.step >= peak
             outcome, turn_step = DecisionOutcome.RIGHT if is_right else DecisionOutcome.WRONG, peak
-        label = commands.Label(outcome, turn_step, "read some answers", self.chance.choice(PEOPLE), self.at)
+        person = self.chance.choice(PEOPLE)
+        label = Outcome(outcome=outcome, turn_step=turn_step, note="read some answers", actor=person, at=self.at)
         commands.label_run(self.database, self.project.id, run.id, label)
 
 

@@ -6,7 +6,7 @@ Commands of people are also in the audit log. Commands are idempotent. Each lock
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -53,17 +53,6 @@ ACTIONS = {
     Undone: "decision.undone",
 }
 """The names of the commands in the audit log."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """A person's judgment of a decision, or of a run that was left alone; `turn_step`: None, if not known."""
-
-    outcome: DecisionOutcome
-    turn_step: int | None
-    note: str
-    actor: str
-    at: datetime
 
 
 def apply_command(
@@ -193,7 +182,7 @@ def offer_exploit(database: Database, clock: Clock, run: Run) -> Exploit | None:
     return decision.exploit if is_told else None
 
 
-def label_decision(database: Database, project_id: UUID, decision_id: UUID, label: Label) -> Decision:
+def label_decision(database: Database, project_id: UUID, decision_id: UUID, label: Outcome) -> Decision:
     """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
     with database.transaction() as tx:
         decision, run, _ = decisions.lock_with_run(tx, project_id, decision_id)
@@ -203,7 +192,7 @@ def label_decision(database: Database, project_id: UUID, decision_id: UUID, labe
         return decision
 
 
-def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label) -> Run:
+def label_run(database: Database, project_id: UUID, run_id: UUID, label: Outcome) -> Run:
     """Record whether it was right to let a run continue, or to stop it if its present attempt has a decision."""
     with database.transaction() as tx:
         run = runs.lock_run(tx, project_id, run_id)
@@ -214,7 +203,7 @@ def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label) 
         return run
 
 
-def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | None, label: Label) -> dict[str, Any]:
+def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | None, label: Outcome) -> dict[str, Any]:
     step = label.turn_step
     if decision is not None and decision.group is not None:
         raise Conflict("the rule of a group decided, which says nothing about a turn of the run: label the run instead")
@@ -226,10 +215,9 @@ def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | 
                 f"a stop is right at or after the turn, but this one was decided at step {decision.step}, "
                 f"before {step}: label it wrong, or give another turn_step"
             )
-    details: dict[str, Any] = {"outcome": label.outcome, "turn_step": step, "note": label.note}
-    add_outcome(tx, run.id, attempt, Outcome(**details, actor=label.actor, at=label.at))
+    add_outcome(tx, run.id, attempt, label)
     cases.recompute_case(tx, run, attempt)
-    return details
+    return {"outcome": label.outcome, "turn_step": step, "note": label.note}
 
 
 def finish_run(

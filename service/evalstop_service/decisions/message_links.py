@@ -7,6 +7,7 @@ restarts change nothing, and a rotated secret ends the links of an endpoint a da
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -83,14 +84,12 @@ def open_link(
     return MessageLink(project, run, decision, f"{name_host(endpoint.url)} (endpoint {endpoint.id})", choices)
 
 
-def _read_secrets(endpoint: Endpoint | None, encryption: Encryption, now: datetime) -> list[str]:
+def _read_secrets(endpoint: Endpoint | None, encryption: Encryption, now: datetime) -> Sequence[str]:
     """The secrets that links of an endpoint may be signed with; no link for an endpoint without messages for people."""
     if endpoint is None or endpoint.format == Format.STANDARD:
         return []
-    previous, until = endpoint.previous_secret, endpoint.previous_secret_until
-    valid = endpoints.select_valid_secrets(endpoint.secret, previous, until, now)
     try:
-        return [encryption.decrypt(secret, endpoint.id) for secret in valid]
+        return endpoints.decrypt_secrets(endpoint, endpoint.id, now, encryption)
     except UnreadableSecret:
         return []
 

@@ -15,8 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from evalstop_detectors import Policy
-
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, holds
@@ -56,13 +54,9 @@ AWAY_SECONDS = 60.0
 
 EVER_SINCE = datetime.min.replace(tzinfo=UTC)
 
-Policies = dict[UUID, Policy]
-"""Policies by id."""
-
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that checks all runs that have not ended."""
-    known_policies: Policies = {}
     available_since = checked_at = clock()
 
     def check(pause: Wait) -> float:
@@ -70,7 +64,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
         now = clock()
         if (now - checked_at).total_seconds() > AWAY_SECONDS:
             available_since = now
-        while check_due_runs(database, now, known_policies, available_since):
+        while check_due_runs(database, now, available_since):
             if pause(0.0):
                 return 0.0
             now = clock()
@@ -80,16 +74,14 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     return PeriodicJob("stale runs", check)
 
 
-def check_due_runs(
-    database: Database, now: datetime, known_policies: Policies | None = None, available_since: datetime = EVER_SINCE
-) -> int:
+def check_due_runs(database: Database, now: datetime, available_since: datetime = EVER_SINCE) -> int:
     """Check some of the due runs, and record changes; returns the number checked, 0 when none was due.
 
-    `known_policies`: a cache, filled here. `available_since`: no run is silent for longer than it could have reported.
+    `available_since`: no run is silent for longer than it could have reported.
     """
     with database.transaction() as tx:
         due = run_details.claim_due_checks(tx, now, RUNS_AT_A_TIME)
-        next_checks = _find_next_checks(tx, due, {} if known_policies is None else known_policies, now, available_since)
+        next_checks = _find_next_checks(tx, due, now, available_since)
         changed = [check for check in due if check.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
         run_details.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
@@ -98,7 +90,7 @@ def check_due_runs(
 
 
 def _find_next_checks(
-    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
+    tx: Transaction, due: list[DueCheck], now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
     """When to check each unchanged run again; None for those that have ended."""
     run_ids = [check.run_id for check in due]
@@ -106,7 +98,7 @@ def _find_next_checks(
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     project_ids = {run.project_id for run in running.values()}
     settings = {project_id: projects.get_project(tx, project_id) for project_id in project_ids}
-    faults = _find_metric_faults(tx, running.values(), known_policies)
+    faults = _find_metric_faults(tx, running.values())
     next_checks: dict[UUID, datetime | None] = {}
     for record in records.values():
         run = running.get(record.run_id)
@@ -158,7 +150,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime, available_s
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = measure_cadence(run_details.list_post_times(tx, run), run_details.NEWEST_POSTS)
         state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now, available_since)
-        faults = _find_metric_faults(tx, [run], {})[run.id]
+        faults = _find_metric_faults(tx, [run])[run.id]
         after = replace(
             before,
             state=state,
@@ -190,10 +182,7 @@ def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHeal
         events.announce_run_event(tx, EventType.LOST, project, run, now, health=report)
 
 
-def _find_metric_faults(
-    tx: Transaction, running: Collection[Run], known_policies: Policies
-) -> Mapping[UUID, tuple[MetricFault, ...]]:
+def _find_metric_faults(tx: Transaction, running: Collection[Run]) -> Mapping[UUID, tuple[MetricFault, ...]]:
     """The metric faults of each run."""
-    for policy_id in {run.policy_id for run in running} - known_policies.keys():
-        known_policies[policy_id] = policies.read_policy(tx, policy_id)
-    return health.load_metric_faults(tx, [(run, known_policies[run.policy_id]) for run in running])
+    judging = {policy_id: policies.read_policy(tx, policy_id) for policy_id in {run.policy_id for run in running}}
+    return health.load_metric_faults(tx, [(run, judging[run.policy_id]) for run in running])

@@ -33,13 +33,13 @@ def generate_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def select_valid_secrets(
-    secret: str, previous: str | None, previous_until: datetime | None, now: datetime
+def decrypt_secrets(
+    endpoint: Endpoint | sa.Row[Any], endpoint_id: UUID, now: datetime, encryption: Encryption
 ) -> tuple[str, ...]:
-    """The secrets to sign with: the current one, and the previous one while it is valid."""
-    if previous is not None and previous_until is not None and now < previous_until:
-        return (secret, previous)
-    return (secret,)
+    """The secrets to sign with: the current one, and the previous one while it is valid; raises UnreadableSecret."""
+    previous, until = endpoint.previous_secret, endpoint.previous_secret_until
+    valid = [endpoint.secret] + ([previous] if previous is not None and until is not None and now < until else [])
+    return tuple(encryption.decrypt(secret, endpoint_id) for secret in valid)
 
 
 def add_endpoint(

@@ -13,13 +13,13 @@ from uuid import UUID
 from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.domain.confidence_sequences import Estimate
-from evalstop_service.domain.decision_lifecycle import Exploit
+from evalstop_service.domain.decision_lifecycle import Exploit, Guard
 from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
+from evalstop_service.domain.statuses import Stage
 
 Time = Annotated[datetime, Meta(tz=True)]
-Stage = Literal["shadow", "canary", "enforce"]
 Url = Annotated[str, Meta(description="the page of the run or policy; missing without EVALSTOP_PUBLIC_URL")] | UnsetType
 
 
@@ -68,14 +68,6 @@ class Job(Struct):
         ),
     ]
     other_runs: Annotated[list[str], Meta(description="names of other live runs in the job that are not to be stopped")]
-
-
-class Guard(Struct):
-    """A reason to put a stop on hold."""
-
-    kind: str
-    reason: str
-    details: dict[str, Any] = {}
 
 
 class Health(Struct):

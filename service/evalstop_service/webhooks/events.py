@@ -17,11 +17,12 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.domain.confidence_sequences import Bounds, Estimate
-from evalstop_service.domain.decision_lifecycle import Exploit
+from evalstop_service.domain.decision_lifecycle import Exploit, Guard, GuardKind
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import MetricFault
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Call, Evidence, Verdict
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.store import run_details
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision
@@ -47,8 +48,8 @@ _PROJECT = event_data.Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "ali
 _EVIDENCE = Evidence("k_decline", ("eval",), "count", 3.0, 1.0, 3.0, 120, "")
 _PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
 _ROLLOUT_STAGE = event_data.RolloutStage(
-    from_stage="shadow",
-    to="canary",
+    from_stage=Stage.SHADOW,
+    to=Stage.CANARY,
     reason="at least 90.2 % of its stops were right, and 90.0 % are required",
     required_precision=0.9,
     canary_share=0.2,
@@ -147,7 +148,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.STOP_ON_HOLD: Declaration(
         "The policy wants a stop, and a guard puts it on hold.",
         "should be stopped, but a guard puts the stop on hold",
-        event_data.StopOnHold(**_decided("on_hold"), guards=[event_data.Guard("paused", "dana paused the project")]),
+        event_data.StopOnHold(**_decided("on_hold"), guards=[Guard(GuardKind.PAUSED, "dana paused the project")]),
     ),
     EventType.STOP_ESCALATED: Declaration(
         "The receiver must end the job by force: nobody confirmed the stop for the second time.",

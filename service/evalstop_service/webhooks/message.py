@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
+from evalstop_service.domain.decision_lifecycle import Guard
 from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
 from evalstop_service.domain.times import format_duration
-from evalstop_service.webhooks.event_data import Alert, Decision, Digest, Guard, Policy, Project, RolloutStage, Run
+from evalstop_service.webhooks.event_data import Alert, Decision, Digest, Policy, Project, RolloutStage, Run
 from evalstop_service.webhooks.events import DECLARATIONS
 
 MAX_TEXT_CHARACTERS = 600

@@ -11,7 +11,9 @@ from evalstop_service.decisions import commands, deadlines, pause
 from evalstop_service.domain.decision_commands import Released, Vetoed
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.run import RunDescription
+from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.errors import Conflict
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 
 from tests.service.decisions.grouped_runs import (
@@ -54,7 +56,7 @@ def test_case_of_a_run_that_a_rule_stopped_says_nothing_about_its_policy(databas
     project.record_report(decision, DecisionState.CONFIRMED, project.now)
     assert project.load_run(run).status == "stopped"
     assert project.load_case(run).decision_id is None
-    label = commands.Label("wrong", None, "", "dana", project.now)  # type: ignore[arg-type]
+    label = Outcome(outcome=DecisionOutcome.WRONG, turn_step=None, note="", actor="dana", at=project.now)
     with pytest.raises(Conflict, match="label the run"):
         commands.label_decision(database, project.id, decision.id, label)
 

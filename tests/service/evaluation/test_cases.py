@@ -17,6 +17,7 @@ from evalstop_service.domain.statuses import DecisionOutcome, RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import tables
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace
@@ -103,7 +104,7 @@ def test_calls_of_all_detectors_are_judged(shadow_project: ProjectFixture) -> No
     assert turn_step is not None
     assert calls["k_decline"].delay_steps == 8 - turn_step
     assert calls["k_decline"].gpu_hours_after == pytest.approx(24.0 * 5 / 13)
-    label = commands.Label(DecisionOutcome.WRONG, None, "", "dana", hours_later(9))
+    label = Outcome(outcome=DecisionOutcome.WRONG, turn_step=None, note="", actor="dana", at=hours_later(9))
     commands.label_run(shadow_project.database, shadow_project.id, run.id, label)
     relabeled = shadow_project.load_case(run).calls
     assert relabeled is not None
@@ -169,7 +170,7 @@ def test_label_of_a_person_overrides_the_outcome(shadow_project: ProjectFixture)
     decision = shadow_project.load_decision(run)
 
     def label_decision(outcome: str, turn_step: int | None) -> None:
-        label = commands.Label(DecisionOutcome(outcome), turn_step, "", "dana", NOW)
+        label = Outcome(outcome=DecisionOutcome(outcome), turn_step=turn_step, note="", actor="dana", at=NOW)
         commands.label_decision(shadow_project.database, shadow_project.id, decision.id, label)
 
     label_decision("right", 5)

@@ -167,10 +167,8 @@ def _lease(
     tx.execute(_LEASE, {"ids": [delivery.id for delivery in due], "lease_until": lease_until})
     claims = []
     for delivery in due:
-        previous, until = delivery.previous_secret, delivery.previous_secret_until
-        valid = endpoints.select_valid_secrets(delivery.secret, previous, until, now)
         try:
-            secrets = tuple(encryption.decrypt(stored, delivery.endpoint_id) for stored in valid)
+            secrets = endpoints.decrypt_secrets(delivery, delivery.endpoint_id, now, encryption)
         except UnreadableSecret as error:
             _put_back(tx, delivery, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), last_error=str(error))
             continue
@@ -219,7 +217,7 @@ _STOP_OF = sa.case(((targets.c.format == "standard") & events.c.type.in_(REQUEST
 def _select_due(dialect: str, source: sa.FromClause, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """The due deliveries of the endpoints in a source, locked, of each endpoint the first `most`.
 
-    The columns are those fields of `ClaimedDelivery` that are stored, and the three of `select_valid_secrets`.
+    The columns are those fields of `ClaimedDelivery` that are stored, and the three of `decrypt_secrets`.
     """
     names = ("run_id", "id", "event_id", "endpoint_id", "attempts", "due_at")
     first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(_MOST)

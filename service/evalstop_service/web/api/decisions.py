@@ -17,6 +17,7 @@ from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.fields import Body, Line, Name, Plain, check_text
 from evalstop_service.store import decisions
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
@@ -126,9 +127,9 @@ def label_decision(decision_id: DecisionId, body: OutcomeIn, caller: Operate, da
     return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label))
 
 
-def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> commands.Label:
+def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> Outcome:
     """The label that the caller gives."""
-    return commands.Label(body.outcome, body.turn_step, body.note, caller.actor, now)
+    return Outcome(**body.model_dump(), actor=caller.actor, at=now)
 
 
 def _apply_command(

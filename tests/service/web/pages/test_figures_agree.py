@@ -14,6 +14,7 @@ from evalstop_service.cli import demo_data
 from evalstop_service.decisions import commands
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store import keys, projects
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from evalstop_service.web.pages.formatting import format_percent, format_step
@@ -155,7 +156,7 @@ def open_decided_run(tenant: Tenant, policy: str, mode: str) -> Run:
         tenant.confirm_stop(decision)
     else:
         tenant.finish_run(run)
-    label = commands.Label(DecisionOutcome.RIGHT, None, "", "dana", tenant.now)
+    label = Outcome(outcome=DecisionOutcome.RIGHT, turn_step=None, note="", actor="dana", at=tenant.now)
     commands.label_decision(tenant.database, tenant.id, decision.id, label)
     return run
 

@@ -12,6 +12,7 @@ from evalstop_service.domain.decision_events import Reported
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store import keys
+from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
 
 from tests.service.web.pages.recorded_groups import populate_groups
@@ -41,7 +42,10 @@ def test_page_of_a_run_is_sent_again_after_each_change(
     assert decision is not None
     changes: list[Callable[[], object]] = [
         lambda: commands.label_decision(
-            database, tenant.id, decision.id, commands.Label(DecisionOutcome.RIGHT, None, "", "ada", now)
+            database,
+            tenant.id,
+            decision.id,
+            Outcome(outcome=DecisionOutcome.RIGHT, turn_step=None, note="", actor="ada", at=now),
         ),
         lambda: commands.record_report(
             database, tenant.id, decision.id, Reported(now, DecisionState.FAILED, "receiver", "no", {})

@@ -17,7 +17,7 @@ from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatm
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, runs
-from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store.cases import CaseFilter, Outcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -76,7 +76,7 @@ def label_case(
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     step = forms.parse_step(turn_step)
     outcome = judge_outcome(run_outcome, step, decision)
-    label = commands.Label(outcome, step, "", visitor.actor, site.clock())
+    label = Outcome(outcome=outcome, turn_step=step, note="", actor=visitor.actor, at=site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     query = {"policy": policy, "skip": skip or None, "labeled": run_id}
     return RedirectResponse(make_link(_PATH, query), 303)

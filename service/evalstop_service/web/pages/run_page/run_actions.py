@@ -22,6 +22,7 @@ from evalstop_service.projects.project_settings import parse_form
 from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store import decisions, proposals
+from evalstop_service.store.cases import Outcome
 from evalstop_service.web.pages import forms
 from evalstop_service.web.pages.responses import Forbidden, PageRoute, SignInOutdated
 from evalstop_service.web.pages.sign_in import safe_path
@@ -40,12 +41,13 @@ async def _read_label(
     outcome: Annotated[DecisionOutcome, Form()],
     turn_step: Text = "",
     note: Text = "",
-) -> commands.Label:
+) -> Outcome:
     """The label, given now by this visitor; raises Invalid for a turn that is no step."""
-    return commands.Label(outcome, forms.parse_step(turn_step), forms.parse_note(note), visitor.actor, site.clock())
+    step, text = forms.parse_step(turn_step), forms.parse_note(note)
+    return Outcome(outcome=outcome, turn_step=step, note=text, actor=visitor.actor, at=site.clock())
 
 
-LabelOf = Annotated[commands.Label, Depends(_read_label)]
+LabelOf = Annotated[Outcome, Depends(_read_label)]
 
 
 @router.post("/decisions/{decision_id}/outcome")
