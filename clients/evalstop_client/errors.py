@@ -9,9 +9,8 @@ EvalStopError
 │   ├── KeyRefused
 │   ├── NotFound
 │   └── ConfirmationNeeded
-└── SchedulerError
-    ├── SchedulerUnavailable
-    └── RequestRefused
+├── SchedulerUnavailable
+└── RequestRefused
 """
 
 from __future__ import annotations
@@ -63,13 +62,9 @@ class ConfirmationNeeded(ApiError):
     """Nothing is done yet: another person has to confirm it."""
 
 
-class SchedulerError(EvalStopError):
-    """The scheduler did not do what it was asked."""
-
-
-class SchedulerUnavailable(SchedulerError):
+class SchedulerUnavailable(EvalStopError):
     """The scheduler cannot be reached or cannot answer now."""
 
 
-class RequestRefused(SchedulerError):
+class RequestRefused(EvalStopError):
     """This receiver will not carry out the request."""

@@ -6,8 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 from uuid import UUID
 
 from evalstop_client.config import LabelValue, format_value
@@ -52,14 +51,6 @@ class Api:
 
     def __repr__(self) -> str:
         return f"<Api {self.connection.url}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.connection.close()
 
     def runs(
         self,

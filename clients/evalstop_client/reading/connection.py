@@ -21,7 +21,7 @@ class Connection:
     def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
         self.url = url
         self._service = Service(url, key, timeout_seconds)
-        weakref.finalize(self, self._service.close)  # users rarely close it
+        weakref.finalize(self, self._service.close)
 
     def get(self, path: str, query: Query | None = None) -> Json:
         """GET a path such as `/runs`."""
@@ -53,10 +53,6 @@ class Connection:
     def page_of(self, run_id: str) -> str:
         """The URL of a run's page, if the service does not return it."""
         return self._service.page_of(run_id)
-
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        self._service.close()
 
 
 def _require_success(document: Json) -> Json:

@@ -245,12 +245,7 @@ class ProcessJobControl(JobControl):
             return Present("running" if self._job.exit_status is None else f"survived by {len(self._list_living())}")
         status = self._job.exit_status
         assert status is not None
-        details = {
-            "pid": self._job.pid,
-            "exit_status": status,
-            "signal": _signal_name(-status) if status < 0 else None,
-        }
-        return Gone("ended", details)
+        return Gone("ended", {"pid": self._job.pid, "exit_status": status})
 
     def park_job(self, job: Job, request: StopRequest) -> None:
         """End it as a stop does; RequestRefused if it is not restartable."""
@@ -365,10 +360,3 @@ def _describe_copy(request: StopRequest) -> dict[str, str]:
         "EVALSTOP_EXPLOIT_STEP": str(exploit.source_step),
         "EVALSTOP_EXPLOIT_HYPERPARAMETERS": json.dumps(exploit.hyperparameters),
     }
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no names
-        return f"signal {number}"

@@ -10,8 +10,6 @@ import argparse
 import json
 import logging
 import re
-import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from evalstop_client.errors import ConfigurationError, EvalStopError, SchedulerUnavailable
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
-from evalstop_client.receivers.stop.processes import copy_environment
+from evalstop_client.receivers.stop.processes import copy_environment, exit_on_signals
 from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, parse_service, read_answers
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
@@ -203,7 +201,6 @@ def run(options: argparse.Namespace) -> int:
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     check_places(options.command[1:])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit())  # whatever it was doing, the next evaluator does again
+    exit_on_signals()  # whatever it was doing, the next evaluator does again
     Evaluator(Service(url, key), options, copy_environment(options.key_env)).run()
     return 0

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import socket
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.metric_roles import AUTO
 from evalstop_client.observations import encode_value, format_time
-from evalstop_client.receivers.stop.processes import ShutdownSignal
+from evalstop_client.receivers.stop.processes import exit_on_signals
 from evalstop_client.receivers.stop.receiver import (
     add_seconds,
     add_url_options,
@@ -217,12 +218,13 @@ def run(options: argparse.Namespace) -> int:
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"
     watch = Watch(root, Service(url, key), name, opening, memory, options.one_run)
-    return _follow_folder(watch, ShutdownSignal(), options.poll_seconds, options.once)
+    exit_on_signals()  # what is not yet in its memory is sent again
+    return _follow_folder(watch, options.poll_seconds, options.once)
 
 
-def _follow_folder(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: bool) -> int:
+def _follow_folder(watch: Watch, poll_seconds: float, once: bool) -> int:
     failures = 0
-    while not ending.is_set:
+    while True:
         try:
             watch.look()
             if once:
@@ -234,10 +236,9 @@ def _follow_folder(watch: Watch, ending: ShutdownSignal, poll_seconds: float, on
             failures += 1
             if failures == 1:
                 logger.warning("nothing is sent for now, retrying: %s", error)
-            ending.wait(wait_seconds(failures, random.random()))
+            time.sleep(wait_seconds(failures, random.random()))
             continue
         if failures:
             logger.info("the service accepts data again")
         failures = 0
-        ending.wait(max(0.1, poll_seconds))
-    return 0
+        time.sleep(max(0.1, poll_seconds))

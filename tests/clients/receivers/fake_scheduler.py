@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 
 UNAVAILABLE = SchedulerUnavailable("it is being restarted")
 
@@ -23,6 +24,7 @@ class FakeScheduler(JobControl):
     ends_on: str | None = "cancel"
     saves: bool = True
     is_mine: bool = True
+    has_others_waiting: bool = False
     refusal: str | None = None
     error: Exception | None = None
     gone: bool = False
@@ -33,6 +35,9 @@ class FakeScheduler(JobControl):
 
     def __post_init__(self) -> None:
         self.may_answer.set()
+
+    def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
+        return self.has_others_waiting
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         self.requests.append(request)

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalstop_client.receivers import Receiver
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.receivers.stop.webhooks import ReceiverServer
+from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 
 from tests.clients.fake_service import KEY, FakeServer
 from tests.clients.receivers.fake_scheduler import FakeScheduler

@@ -142,7 +142,7 @@ def test_secret_file_is_reread(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert secrets() == []
     file.touch()
     assert secrets() == []
-    assert "it is empty" in caplog.text
+    assert "it must be whsec_" in caplog.text
     file.write_text(SECRET + "\n")
     assert secrets() == [SECRET]
     file.write_text(f"{OTHER_SECRET}\n{SECRET}\n")

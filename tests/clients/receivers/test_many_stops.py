@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, Receiver, StopRequest
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
+from evalstop_client.receivers.stop.webhooks import Receiver
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.webhooks import SECRET, make_event, make_stop_event, sign_event

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evalstop_client.receivers import Gone, Job, Parked, Present
-from evalstop_client.receivers.stop.idle_returns import IdleReturns
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
+from evalstop_client.receivers.stop.receiver import IdleReturns
 
 from tests.clients.fake_service import Answer, FakeService
 from tests.clients.programs import wait_until
@@ -138,7 +138,8 @@ def park(listener: ListeningReceiver, service: FakeService) -> None:
 
 def look(listener: ListeningReceiver, others_wait: bool) -> None:
     """One look at the parked jobs, each of which may be set aside once."""
-    IdleReturns(listener.receiver, lambda job, parked: others_wait, most=1).look()
+    listener.scheduler.has_others_waiting = others_wait
+    IdleReturns(listener.receiver, most=1).look()
 
 
 RESUME = make_event("run.resume_requested", {})

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers import Job, Parked
 from evalstop_client.receivers.child_job import ChildJob, ProcessJobControl
 from evalstop_client.receivers.process import FORWARDED, Forwarding, await_end
-from evalstop_client.receivers.stop.job_control import parse_stop_request
+from evalstop_client.receivers.stop.job_control import Job, Parked, parse_stop_request
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import is_alive, wait_until

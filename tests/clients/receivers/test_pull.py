@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers import Receiver
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.receiver import Puller
+from evalstop_client.receivers.stop.webhooks import Receiver
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until

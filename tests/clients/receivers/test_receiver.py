@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_client.receivers import StopRequest
 from evalstop_client.receivers.stop.execution import ReportClient
+from evalstop_client.receivers.stop.job_control import StopRequest
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop
 from evalstop_service.web.api.decisions import ReportIn

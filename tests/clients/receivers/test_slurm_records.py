@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import (
     Programs,
     Record,
@@ -15,7 +14,15 @@ from evalstop_client.receivers.slurm.commands import (
     summarize_end,
 )
 from evalstop_client.receivers.slurm.control import SlurmJobControl
-from evalstop_client.receivers.stop.job_control import CheckpointSignal, choose_signal, parse_checkpoint_signal
+from evalstop_client.receivers.stop.job_control import (
+    CheckpointSignal,
+    ForeignJob,
+    Gone,
+    Job,
+    Present,
+    choose_signal,
+    parse_checkpoint_signal,
+)
 
 from tests.clients.receivers.conformance import find_job, make_stop_request
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.command import CommandJobControl, Template, parse_template
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present
 from hypothesis import given
 from hypothesis import strategies as st
 

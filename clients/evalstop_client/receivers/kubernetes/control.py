@@ -17,16 +17,18 @@ from datetime import timedelta
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, add_access_options, check_permissions, load_access
 from evalstop_client.receivers.kubernetes.kinds import BY_NAME, POD, RAY_JOB, WORKLOAD, Kind, Object, at
-from evalstop_client.receivers.kubernetes.pods import SeenPods, is_unschedulable, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.workloads import (
+    SeenPods,
     Suspension,
     find_successor,
     find_topmost,
     is_queued,
+    is_unschedulable,
     list_facts,
+    parse_time,
     read_labels,
+    summarize_pods,
 )
-from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import (
     ForeignJob,
     Gone,
@@ -37,7 +39,12 @@ from evalstop_client.receivers.stop.job_control import (
     StopRequest,
     Unproven,
 )
-from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
+from evalstop_client.receivers.stop.receiver import (
+    add_receiver_options,
+    add_return_option,
+    add_service_options,
+    run_receiver,
+)
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -241,4 +248,4 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.closing(Api(access)) as api:
         check_permissions(api, allowed)
         action = KubernetesJobControl(api, namespaces=allowed, cluster=options.cluster)
-        return run_receiver(action, options, "kubernetes", action.others_wait)
+        return run_receiver(action, options, "kubernetes", options.return_idle)

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import ENDED, WAITING, Programs, Record, select_job, summarize_end
-from evalstop_client.receivers.stop.idle_returns import add_return_option
 from evalstop_client.receivers.stop.job_control import (
     CheckpointSignal,
     ForeignJob,
@@ -32,7 +31,12 @@ from evalstop_client.receivers.stop.job_control import (
     parse_checkpoint_signal,
 )
 from evalstop_client.receivers.stop.processes import copy_environment
-from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
+from evalstop_client.receivers.stop.receiver import (
+    add_receiver_options,
+    add_return_option,
+    add_service_options,
+    run_receiver,
+)
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -259,13 +263,13 @@ def run(options: argparse.Namespace) -> int:
     users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
-    action = SlurmJobControl(
-        _require_programs(copy_environment(options.secret_env, options.key_env)),
-        users=users,
-        partitions=partitions,
-        default_signal=signal,
-    )
-    return run_receiver(action, options, "slurm", action.others_wait)
+    programs = Programs(copy_environment(options.secret_env, options.key_env))
+    if missing := programs.list_missing():
+        raise ConfigurationError(
+            f"PATH: it has no {', '.join(missing)}; start the receiver where Slurm's commands are installed."
+        )
+    action = SlurmJobControl(programs, users=users, partitions=partitions, default_signal=signal)
+    return run_receiver(action, options, "slurm", options.return_idle)
 
 
 def _find_user() -> str:
@@ -273,12 +277,3 @@ def _find_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user need not have a name
         raise ConfigurationError("allow-user: this user has no name; name users with --allow-user.") from None
-
-
-def _require_programs(environment: Mapping[str, str]) -> Programs:
-    programs = Programs(environment)
-    if missing := programs.list_missing():
-        raise ConfigurationError(
-            f"PATH: it has no {', '.join(missing)}; start the receiver where Slurm's commands are installed."
-        )
-    return programs

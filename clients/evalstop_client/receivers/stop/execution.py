@@ -34,7 +34,7 @@ from evalstop_client.receivers.stop.state_machine import (
     StopTimeouts,
     Wait,
 )
-from evalstop_client.service import Accepted, Refused, Service, Unavailable
+from evalstop_client.service import Accepted, Refused, Service, Unauthorized, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -53,53 +53,35 @@ class ReportClient:
         answer = self._service.get("/key")
         if not isinstance(answer, Accepted):
             logger.warning("stops could not be reported as of now: %s", answer.reason)
-            return
-        scopes = answer.body.get("scopes")
-        if isinstance(scopes, list) and not REPORTING_SCOPES & set(map(str, scopes)):
+        elif not REPORTING_SCOPES & set(answer.body["scopes"]):
             logger.error(
                 "the key %r may not report, it has %s: `evalstop key create --name receiver --scopes report` makes one",
-                answer.body.get("name"),
-                ", ".join(map(str, scopes)),
+                answer.body["name"],
+                ", ".join(answer.body["scopes"]),
             )
 
-    def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
-        """Send a report once; Unavailable means to retry."""
+    def send(
+        self, request: StopRequest, report: Report, expected_seconds: float | None = None
+    ) -> Accepted | Unavailable | Refused:
+        """Send a report once; Unavailable means to retry. `expected_seconds`: how long the job may take to save."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
-        answer = self._service.post(_path(request), self._body(report))
-        if isinstance(answer, Accepted):
-            return answer
-        if isinstance(answer, Refused):
-            logger.error("the report is refused: %s", answer.reason)
-            return answer
-        return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person may fix the key
-
-    def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> str | None:
-        """Report once, without retry, that the stop has started and how long its job may take to save a checkpoint.
-
-        Returns the state of the decision; None if the service did not accept the report.
-        """
-        answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
-        if not isinstance(answer, Accepted):
-            logger.info("decision %s: could not be acknowledged: %s", request.decision_id, answer.reason)
-            return None
-        state = answer.body.get("state")
-        return state if isinstance(state, str) else None
-
-    def _body(self, report: Report) -> dict[str, Any]:
-        return {
+        body = {
             "state": report.state,
             "reason": _clean(report.reason[:2000]),
             "details": _clean(dict(report.details)),
+            **({} if expected_seconds is None else {"expected_seconds": expected_seconds}),
         }
+        answer = self._service.post(f"/decisions/{quote(request.decision_id, safe='')}/report", body)
+        if isinstance(answer, Refused):
+            logger.error("the report is refused: %s", answer.reason)
+        return Unavailable(answer.reason) if isinstance(answer, Unauthorized) else answer  # a person may fix the key
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
         """When the run's newest checkpoint was registered, by the service's clock; "" without any, None if unknown."""
         answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
         if not isinstance(answer, Accepted):
             return None
-        items = answer.body.get("items")
-        times = [item.get("created_at") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-        return max((time for time in times if isinstance(time, str)), default="")
+        return max((item["created_at"] for item in answer.body["items"]), default="")
 
 
 def _clean(value: Any) -> Any:
@@ -112,10 +94,6 @@ def _clean(value: Any) -> Any:
         case str():
             return replace_controls(value, "\n\t")
     return value
-
-
-def _path(request: StopRequest) -> str:
-    return f"/decisions/{quote(request.decision_id, safe='')}/report"
 
 
 @dataclass(frozen=True)
@@ -242,8 +220,8 @@ class StopExecution:
 
     def _acknowledge_stop(self, job: Job) -> None:
         report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
-        seconds = self._context.timeouts.checkpoint_seconds
-        if self._context.reports.acknowledge(self._request, report, seconds) == "undone":
+        answer = self._context.reports.send(self._request, report, self._context.timeouts.checkpoint_seconds)
+        if isinstance(answer, Accepted) and answer.body.get("state") == "undone":
             self.take_back()  # the request to resume the job may be late
 
     def _has_newer_checkpoint(self) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,7 +33,6 @@ class StopRequest:
     run_name: str
     labels: Mapping[str, str]
     reason: str
-    best_checkpoint: Mapping[str, Any] | None
     event: Mapping[str, Any] = field(repr=False)
     was_parked: bool = False  # the job to be stopped; it may have been started again since its run was judged
 
@@ -148,6 +147,10 @@ class JobControl(Protocol):
         A job that has survived the stop runs on.
         """
 
+    def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
+        """Whether any job waits for the resources that a job has or would get, other than all these parked ones."""
+        return True
+
     def start_copy(self, request: StopRequest) -> bool:
         """Begin to restart a job from the checkpoint of another run; False if its trainer does so itself.
 
@@ -171,7 +174,6 @@ def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest
     """Parse a request from an event about a decision; raises EventMalformed."""
     run, decision, verdict = (_object(event, "data", name) for name in ("run", "decision", "verdict"))
     labels = run.get("labels")
-    best = _object(event, "data").get("best_checkpoint")
     if not isinstance(run.get("id"), str) or not DECISION_ID.fullmatch(str(decision.get("id"))):
         raise EventMalformed("data.run.id and data.decision.id must be the ids of a run and a decision.")
     return StopRequest(
@@ -181,7 +183,6 @@ def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest
         run_name=str(run.get("name", "")),
         labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
         reason=str(verdict.get("reason", "")),
-        best_checkpoint=best if isinstance(best, dict) else None,
         event=event,
     )
 

@@ -1,4 +1,4 @@
-"""Runs a receiver until it is told to stop: its options, and how it listens for webhooks or fetches its events."""
+"""Runs a receiver until it is told to stop: its options, how it gets its events, and idle returns of parked jobs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
-from evalstop_client.receivers.stop.idle_returns import IdleReturns, OthersWait
-from evalstop_client.receivers.stop.job_control import JobControl
+from evalstop_client.receivers.stop.job_control import Job, JobControl, Parked, Present
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_tracing
+from evalstop_client.receivers.stop.processes import POLL_SECONDS, exit_on_signals, forbid_tracing
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
@@ -87,13 +85,8 @@ class Puller:
         if self._ended.is_set():
             return  # left to the next receiver
         try:
-            headers, body = event["headers"], event["body"].encode()
-            claim: dict[str, Any] = {"delivery_id": event["delivery_id"], "attempt": event["attempt"]}
-        except (KeyError, TypeError, AttributeError) as error:
-            logger.error("the service returned a malformed event: %s %s", type(error).__name__, error)
-            return
-        try:
-            reply = self._receiver.receive(headers, body, time.time())
+            claim = {"delivery_id": event["delivery_id"], "attempt": event["attempt"]}
+            reply = self._receiver.receive(event["headers"], event["body"].encode(), time.time())
         except Exception:  # any error: the next event must not be lost; this one comes again
             logger.exception("an event could not be handled")
             return
@@ -103,42 +96,97 @@ class Puller:
             logger.error("the service does not accept the settlement: %s", answer.reason)
 
 
+LOOK_POLLS = 30.0
+"""Polls from one look at the parked jobs to the next: a look asks for the whole queue."""
+
+
+class IdleReturns:
+    """Lets parked jobs run while nobody waits for their GPUs, and sets them aside again, each `most` times.
+
+    The service is told nothing: the run stays parked, its evals count, and the decision is taken back once one of them
+    is no longer suspect. Where the job fits, and when, is left to its scheduler.
+    """
+
+    def __init__(self, receiver: Receiver, most: int) -> None:
+        self._receiver = receiver
+        self._most = most
+
+    def run(self) -> None:
+        """Look again and again, until the process ends."""
+        while True:
+            time.sleep(LOOK_POLLS * self._receiver.context.timeouts.poll_seconds)
+            self.look()
+
+    def look(self) -> None:
+        """Let parked jobs run that are in nobody's way, and set those aside that are."""
+        entries = self._receiver.context.journal.list_parked()
+        parked = {entry.request.decision_id: entry.stop.job for entry in entries if entry.stop.job is not None}
+        for decision_id, job in parked.items():
+            try:
+                with self._receiver.resuming:  # a job that a person resumes meanwhile must not be set aside
+                    self._look_at(decision_id, job, parked.values())
+            except (RequestRefused, SchedulerUnavailable) as error:
+                logger.info("job %s, which is parked: %s", job.id, error.detail or error)
+            except Exception:  # any error: the other jobs, and the next look
+                logger.exception("job %s, which is parked, could not be looked at", job.id)
+
+    def _look_at(self, decision_id: str, job: Job, parked: Collection[Job]) -> None:
+        journal, job_control = self._receiver.context.journal, self._receiver.context.job_control
+        entry = journal.find_entry(decision_id)
+        if entry is None or not entry.stop.is_parked:
+            return
+        state = job_control.check_parked(job)
+        may_return = isinstance(state, Parked) and entry.stop.idle_returns < self._most
+        if may_return and not job_control.others_wait(job, parked):
+            job_control.resume_job(job)
+            logger.info("job %s, which is parked, may run while nobody waits", job.id)
+        elif isinstance(state, Present) and job_control.others_wait(job, parked):
+            if state.runs:  # counted first: it rather runs once less than once more, if the receiver dies in between
+                journal.count_idle_return(decision_id)
+            job_control.park_job(job, entry.request)
+            logger.info("job %s is set aside again, since others wait", job.id)
+
+
 SHUTDOWN_SECONDS = 20.0
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 
-def run_receiver(
-    job_control: JobControl, options: argparse.Namespace, scheduler: str, others_wait: OthersWait | None = None
-) -> int:
+def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler: str, return_idle: int = 0) -> int:
     """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start.
 
-    `others_wait`: lets parked jobs run while nobody waits, as often as --return-idle says; None: they stay parked.
+    `return_idle`: how often a parked job may run while nobody waits, and be set aside again.
     """
     forbid_tracing()
     url, key = parse_service(options)
     secrets = load_secrets(options.secret_env, options.secret_file)
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
-    shutdown = ShutdownSignal()
-    journal = _open_journal(options, scheduler)
+    exit_on_signals()
+    folder = choose_state_folder(options.state, scheduler)
+    try:
+        journal = Journal(folder)
+    except OSError as error:
+        raise ConfigurationError(f"state {folder}: {error}; name another folder with --state.") from None
     server = listen(address) if address else None
     receiver = start_receiver(job_control, journal, parse_timeouts(options), (url, key), secrets, server)
     puller = Puller(url, key, options.pull, receiver) if options.pull else None
-    if others_wait is not None and options.return_idle > 0:
-        returns = IdleReturns(receiver, others_wait, options.return_idle)
+    if return_idle > 0:
+        returns = IdleReturns(receiver, return_idle)
         threading.Thread(target=returns.run, name="idle returns", daemon=True).start()
     if puller is not None:
         puller.start()
         logger.info("fetching events from %s", url)
     write_ready_file(options, server, {"pid": os.getpid()})
-    shutdown.wait()
-    logger.info("shutting down; unfinished stops continue at the next start")
-    if puller is not None:
-        puller.end()
-    if server is not None:
-        server.shutdown()
-    receiver.shut_down(SHUTDOWN_SECONDS)
-    journal.close()
-    return 0
+    try:
+        while True:
+            time.sleep(POLL_SECONDS)
+    finally:
+        logger.info("shutting down; unfinished stops continue at the next start")
+        if puller is not None:
+            puller.end()
+        if server is not None:
+            server.shutdown()
+        receiver.shut_down(SHUTDOWN_SECONDS)
+        journal.close()
 
 
 def start_receiver(
@@ -171,14 +219,6 @@ def write_ready_file(options: argparse.Namespace, server: ReceiverServer | None,
         draft.replace(options.ready_file)
 
 
-def _open_journal(options: argparse.Namespace, scheduler: str) -> Journal:
-    folder = choose_state_folder(options.state, scheduler)
-    try:
-        return Journal(folder)
-    except OSError as error:
-        raise ConfigurationError(f"state {folder}: {error}; name another folder with --state.") from None
-
-
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the service: secrets, URL, key."""
     add = parser.add_argument
@@ -186,6 +226,11 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
     add_url_options(parser, "report")
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
+
+
+def add_return_option(parser: argparse.ArgumentParser) -> None:
+    text = "how often a parked job may run while nobody waits, and be set aside again (default: 0, never)"
+    parser.add_argument("--return-idle", type=int, default=0, metavar="N", help=text)
 
 
 def add_receiver_options(parser: argparse.ArgumentParser) -> None:
@@ -254,14 +299,12 @@ def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]
 
     def read() -> list[str]:
         try:
-            secrets = file.read_text().split()
+            secrets = file.read_text().split() or [""]  # an empty one is none
             for secret in secrets:
                 check_secret(secret)
         except (OSError, UnicodeDecodeError, ConfigurationError) as error:
             logger.error("no secret in %s, so all webhooks are refused: %s", file, error)
             return []
-        if not secrets:
-            logger.error("no secret in %s, so all webhooks are refused: it is empty", file)
         return secrets
 
     read()  # logs what is wrong at the start, not at the first stop; the file may still come

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 from evalstop_client.job_identity import scheduler_labels
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Unproven
 from evalstop_client.receivers.kubernetes.api import Access, Api
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, Unproven
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
-from evalstop_client.receivers.kubernetes.pods import parse_pod
+from evalstop_client.receivers.kubernetes.workloads import parse_pod
 
 from tests.clients.receivers.kubernetes.admin import Admin, Json
 

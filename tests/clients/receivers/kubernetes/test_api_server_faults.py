@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import Present
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
+from evalstop_client.receivers.stop.job_control import Present
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.kubernetes.admin import Json

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 
 import pytest
-from evalstop_client.receivers import Job, Parked, Present, Receiver
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB, WORKLOAD, Kind
 from evalstop_client.receivers.stop.execution import ReceiverContext
-from evalstop_client.receivers.stop.idle_returns import IdleReturns
+from evalstop_client.receivers.stop.job_control import Job, Parked, Present
 from evalstop_client.receivers.stop.journal import Journal
+from evalstop_client.receivers.stop.receiver import IdleReturns
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
+from evalstop_client.receivers.stop.webhooks import Receiver
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
@@ -39,7 +40,7 @@ def test_parked_workload_runs_while_nobody_waits(kubernetes: KubernetesCluster, 
     name, request, journal = job.item["metadata"]["name"], make_stop_request(job.labels), Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job.found, parks=True, report=Report("parked", "")))
     context = ReceiverContext(job.job_control, journal, DroppedReports(), StopTimeouts())
-    returns = IdleReturns(Receiver(context, list), job.job_control.others_wait, most=1)
+    returns = IdleReturns(Receiver(context, list), most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:
         def look() -> bool:

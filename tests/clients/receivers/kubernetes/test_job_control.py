@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import Gone, Present, Unproven
 from evalstop_client.receivers.kubernetes.kinds import (
     JOB,
     JOBSET,
@@ -21,6 +20,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     at,
     set_field,
 )
+from evalstop_client.receivers.stop.job_control import Gone, Present, Unproven
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import make_stop_request, wait_until_parked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import ForeignJob, Job, Present
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB
+from evalstop_client.receivers.stop.job_control import ForeignJob, Job, Present
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until

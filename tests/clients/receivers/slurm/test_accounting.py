@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from evalstop_client.receivers import Gone, Unproven
+from evalstop_client.receivers.stop.job_control import Gone, Unproven
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Job, Present, Unproven
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.control import SlurmJobControl
-from evalstop_client.receivers.stop.job_control import parse_stop_request
+from evalstop_client.receivers.stop.job_control import ForeignJob, Job, Present, Unproven, parse_stop_request
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import SavingConformance, find_job, make_stop_request, wait_until_gone

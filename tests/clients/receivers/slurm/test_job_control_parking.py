@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import Job, Present, Receiver
 from evalstop_client.receivers.stop.execution import ReceiverContext
-from evalstop_client.receivers.stop.idle_returns import IdleReturns
+from evalstop_client.receivers.stop.job_control import Job, Present
 from evalstop_client.receivers.stop.journal import Journal
+from evalstop_client.receivers.stop.receiver import IdleReturns
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop, StopTimeouts
+from evalstop_client.receivers.stop.webhooks import Receiver
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import DroppedReports, make_stop_request, wait_until_gone, wait_until_parked
@@ -43,7 +44,7 @@ def test_held_job_runs_while_nobody_waits(launcher: SlurmLauncher) -> None:
     journal = Journal(None)
     journal.record_stop(request, Stop(0.0, Phase.DONE, job=job, parks=True, report=Report("parked", "")))
     context = ReceiverContext(started.job_control, journal, DroppedReports(), StopTimeouts())
-    returns = IdleReturns(Receiver(context, list), launcher.job_control().others_wait, most=1)
+    returns = IdleReturns(Receiver(context, list), most=1)
 
     def look_until(condition: Callable[[], bool]) -> None:
         def look() -> bool:
