@@ -11,14 +11,13 @@ from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, audit_trail, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
 from evalstop_service.settings import Settings
-from evalstop_service.store import endpoints, schema
+from evalstop_service.store import schema
 from evalstop_service.store.keys import SCOPES
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add `migrate`, `secrets rotate`, `audit verify` and `admin key create`."""
+    """Add `migrate`, `audit verify` and `admin key create`."""
     add(commands, "migrate", migrate)
-    add(_add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB"), "rotate", secrets_rotate)
     verifying = add(_add_group(commands, "audit", "Verify the audit log.", "VERB"), "verify", audit_verify)
     verifying.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
     verifying.add_argument("--project", metavar="NAME", help="the project (default: all)")
@@ -51,15 +50,6 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
     after = schema.current_revision(database)
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)
-    return OK
-
-
-def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
-    """Encrypt all webhook secrets, also those in plain text, with the first of EVALSTOP_SECRET_KEYS."""
-    database = open_database(settings)
-    with database.transaction() as tx:
-        count = endpoints.reencrypt_secrets(tx, settings.create_encryption())
-    tell(options, {"secrets": count}, f"{count} secrets are encrypted with the first key")
     return OK
 
 

@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns
+from evalstop_service.store import projects, runs
+from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import UtcTime, decision_changes, decisions, projects, runs
+from evalstop_service.store.tables import UtcTime, decision_changes, decisions
+from evalstop_service.store.tables import runs as run_table
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import ENDS_ATTEMPT, IS_UNSENT
 from evalstop_service.store.tables.decisions import Decision as Decision
 from evalstop_service.store.tables.decisions import DecisionChange as DecisionChange
-
-
-class LockedDecision(NamedTuple):
-    """A decision, its run and their project; the run was locked before the decision, the project is not."""
-
-    decision: Decision
-    run: Run
-    project: Project
 
 
 def add_decision(tx: Transaction, decision: Decision) -> None:
@@ -44,12 +37,13 @@ def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
     return Decision(**row)
 
 
-def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision:
-    """The project's decision with this id and its run, locked until the transaction ends; raises NotFound."""
-    row = tx.execute(_LOCK_WITH_RUN, {"of_project": project_id, "of_id": decision_id}).mappings().one_or_none()
-    row = require(row, f"decision {decision_id} in this project")
-    decision, run = Decision(**read_columns(row, _COLUMNS)), Run(**read_columns(row, runs.c))
-    return LockedDecision(decision, run, Project(**read_columns(row, projects.c)))
+def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> tuple[Decision, Run, Project]:
+    """The project's decision with this id, its run and their project; raises NotFound.
+
+    The run is locked until the transaction ends, then the decision, the project is not.
+    """
+    run = runs.lock_run(tx, project_id, load_decision(tx, project_id, decision_id).run_id)
+    return lock_decision(tx, run.id, decision_id), run, projects.get_project(tx, project_id)
 
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
@@ -99,8 +93,9 @@ def list_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> list[Decisio
 
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
     """The decision to end the current attempt of each of these runs that has one."""
-    of_attempt = (decisions.c.attempt == runs.c.attempt, sa.text(ENDS_ATTEMPT))
-    query = SELECT.join(runs, runs.c.id == decisions.c.run_id).where(decisions.c.run_id.in_(list(run_ids)), *of_attempt)
+    of_attempt = (decisions.c.attempt == run_table.c.attempt, sa.text(ENDS_ATTEMPT))
+    query = SELECT.join(run_table, run_table.c.id == decisions.c.run_id)
+    query = query.where(decisions.c.run_id.in_(list(run_ids)), *of_attempt)
     return {decision.run_id: decision for decision in find_all(tx, Decision, query)}
 
 
@@ -179,14 +174,6 @@ _FIND_OF_ATTEMPT = SELECT.where(
     decisions.c.run_id == sa.bindparam("of_run"),
     decisions.c.attempt == sa.bindparam("of_attempt"),
     sa.text(ENDS_ATTEMPT),
-)
-
-_LOCK_WITH_RUN = (
-    SELECT.add_columns(*runs.c, *projects.c)
-    .join(runs, runs.c.id == decisions.c.run_id)
-    .join(projects, projects.c.id == decisions.c.project_id)
-    .where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
-    .with_for_update(key_share=True, of=(runs, decisions))  # PostgreSQL locks them in this order
 )
 
 _MOVE = decisions.update().where(

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
-from evalstop_service.security.encryption import SETTING, Encryption, UnreadableSecret
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
@@ -119,22 +119,6 @@ def rotate_secret(
     }
     tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     return load_endpoint(tx, project_id, endpoint_id)
-
-
-def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> int:
-    """Encrypt every secret with the first key; returns their number. Raises UnreadableSecret, and changes nothing, if
-    one cannot be read."""
-    if not encryption.has_key:
-        raise UnreadableSecret(f"no key is configured; set {SETTING}")
-    columns = ("secret", "previous_secret")
-    count = 0
-    query = sa.select(endpoints.c.id, *(endpoints.c[name] for name in columns)).order_by(endpoints.c.id)
-    for key, *stored in tx.execute(query.with_for_update()).all():
-        count += sum(secret is not None for secret in stored)
-        sealed = (secret and encryption.encrypt(encryption.decrypt(secret, key), key) for secret in stored)
-        values = dict(zip(columns, sealed, strict=True))
-        tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(values))
-    return count
 
 
 def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> None:

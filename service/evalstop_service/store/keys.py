@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import string
-import zlib
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.security.scopes import EVERY
-from evalstop_service.store.database import Transaction, find_all, find_one, find_page, read_columns
+from evalstop_service.store.database import Transaction, find_all, find_one, find_page
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.projects import Project
-from evalstop_service.store.tables import keys, projects, sessions
+from evalstop_service.store.tables import keys, sessions
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.projects import Key as Key
 from evalstop_service.store.tables.projects import Session as Session
@@ -25,10 +22,7 @@ from evalstop_service.store.tables.projects import Session as Session
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
 PREFIX = "esk_"
-"""Identifies a key to secret scanners, together with its 43 random characters and 6 characters of checksum."""
-
-_ALPHABET = string.digits + string.ascii_letters
-_RANDOM_CHARACTERS, _CHECKSUM_CHARACTERS = 43, 6  # 256 bits, and 32
+"""Identifies a key to secret scanners, together with the 43 random characters after it."""
 
 USE_SECONDS = 3600.0
 """The precision of `last_used_at`."""
@@ -67,20 +61,8 @@ def create_key(
 
 
 def generate_secret() -> str:
-    """A new secret: the prefix, 256 random bits, and a checksum, which tells malformed keys."""
-    random = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
-    return PREFIX + random + _compute_checksum(random)
-
-
-def is_well_formed(secret: str) -> bool:
-    """Whether a text has the prefix and checksum of a key."""
-    random, checksum = secret[len(PREFIX) : -_CHECKSUM_CHARACTERS], secret[-_CHECKSUM_CHARACTERS:]
-    return (
-        secret.startswith(PREFIX)
-        and len(random) == _RANDOM_CHARACTERS
-        and secret.isascii()
-        and checksum == _compute_checksum(random)
-    )
+    """A new secret: the prefix and 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
@@ -141,14 +123,6 @@ def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
 
 
-def _compute_checksum(random: str) -> str:
-    number, digits = zlib.crc32(random.encode()), ""
-    for _ in range(_CHECKSUM_CHARACTERS):
-        number, digit = divmod(number, len(_ALPHABET))
-        digits = _ALPHABET[digit] + digits
-    return digits
-
-
 def _hash_secret(secret: str) -> str:
     # A secret of 256 random bits needs no slow hash: it cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()
@@ -165,25 +139,9 @@ def create_session(tx: Transaction, session: Session) -> str:
     return token
 
 
-class SignIn(NamedTuple):
-    """A session; if it was started with a key, the key while it is valid, and the project of that key."""
-
-    session: Session
-    key: Key | None
-    project: Project | None
-
-
-def find_sign_in(tx: Transaction, token: str, now: datetime) -> SignIn | None:
-    """The sign-in with this token, unless its session has ended or expired."""
-    row = tx.execute(_FIND_SIGN_IN, {"of_hash": _hash_secret(token), "now": now}).mappings().one_or_none()
-    if row is None:
-        return None
-    key, project = read_columns(row, COLUMNS), read_columns(row, projects.c)
-    return SignIn(
-        Session(**read_columns(row, _SESSION_COLUMNS)),
-        Key(**key) if key["id"] else None,
-        Project(**project) if project["id"] else None,
-    )
+def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
+    """The session with this token, unless it has ended or expired."""
+    return find_one(tx, Session, _FIND_SESSION, {"of_hash": _hash_secret(token), "now": now})
 
 
 def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: datetime) -> list[Session]:
@@ -203,9 +161,6 @@ def delete_session(tx: Transaction, session_id: UUID) -> None:
 _SESSION_COLUMNS = columns_of(sessions, Session)
 
 # Every page executes it; building it each time would take longer than that.
-_FIND_SIGN_IN = (
-    sa.select(*_SESSION_COLUMNS, *COLUMNS, *projects.c)
-    .outerjoin_from(sessions, keys, (keys.c.id == sessions.c.key_id) & is_in_use(sa.bindparam("now")))
-    .outerjoin(projects, projects.c.id == keys.c.project_id)
-    .where(sessions.c.hash == sa.bindparam("of_hash"), sessions.c.expires_at > sa.bindparam("now"))
+_FIND_SESSION = sa.select(*_SESSION_COLUMNS).where(
+    sessions.c.hash == sa.bindparam("of_hash"), sessions.c.expires_at > sa.bindparam("now")
 )

@@ -19,14 +19,12 @@ import sqlalchemy as sa
 from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, read_columns, save_row
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import (
     LIVE,
-    attempts,
     checkpoints,
     eval_requests,
-    mlflow_runs,
     observations,
     run_descriptions,
     run_health,
@@ -39,46 +37,7 @@ from evalstop_service.store.tables.runs import EvalRequest as EvalRequest
 from evalstop_service.store.tables.runs import RunHealth as RunHealth
 from evalstop_service.store.tables.runs import VerdictChange as VerdictChange
 
-
-class RunDetails(NamedTuple):
-    """A run, and what is stored beside its row.
-
-    `resumed_from`: the step that its current attempt was resumed from; None for the first. `health`: None before the
-    first check. `params`: those that MLflow clients logged.
-    """
-
-    run: Run
-    resumed_from: int | None
-    health: RunHealth | None
-    description: RunDescription
-    params: dict[str, str]
-
-
-def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDetails | None:
-    """The project's run with this id, and what is stored beside it."""
-    row = tx.execute(_FIND, {"of_project": project_id, "of_id": run_id}).mappings().one_or_none()
-    if row is None:
-        return None
-    health, description = read_columns(row, run_health.c), read_columns(row, _DESCRIPTION)
-    return RunDetails(
-        Run(**read_columns(row, runs.c)),
-        row["resumed_from_step"],
-        RunHealth(**health) if health["run_id"] else None,
-        RunDescription(**description) if row["tags"] is not None else NOTHING_SAID,
-        row["params"] or {},
-    )
-
-
 _DESCRIPTION = columns_of(run_descriptions, RunDescription)
-_FIND = (
-    sa.select(*runs.c, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params)
-    .select_from(runs)
-    .join(attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt))
-    .outerjoin(run_health, run_health.c.run_id == runs.c.id)
-    .outerjoin(run_descriptions, run_descriptions.c.run_id == runs.c.id)
-    .outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
-    .where(runs.c.project_id == sa.bindparam("of_project"), runs.c.id == sa.bindparam("of_id"))
-)
 
 
 def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunDescription]:

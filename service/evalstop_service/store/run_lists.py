@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
+from evalstop_service.domain.health import Liveness
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
+from evalstop_service.store.decisions import SELECT, Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import (
     decision_changes,
@@ -27,6 +28,7 @@ from evalstop_service.store.tables import (
     runs,
 )
 from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
+from evalstop_service.store.tables.runs import RunHealth
 
 _TRIGRAM = 3
 SEARCHED = 20_000
@@ -192,33 +194,6 @@ AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
 """The scheduler has to act on decisions in these states."""
 
 
-@dataclass(frozen=True)
-class WaitingStop:
-    """A decision that has not ended, on a running or parked run; `state_reason`: the reason for its state."""
-
-    id: UUID
-    run_id: UUID
-    run_name: str
-    action: Action
-    state: DecisionState
-    state_reason: str
-    step: int
-    last_step: int | None
-    reason: str
-    due_at: datetime
-    created_at: datetime
-
-
-@dataclass(frozen=True)
-class RunAlert:
-    """A running run and its problem."""
-
-    id: UUID
-    name: str
-    why: str
-    since: datetime
-
-
 Item = TypeVar("Item")
 
 
@@ -230,18 +205,15 @@ class Excerpt(Generic[Item]):
     count: int
 
 
-def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[WaitingStop]:
+def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[Decision]:
     """Stops of running runs that a person can act on, most urgent first.
 
     First those that will be sent unless somebody vetoes them, soonest first, then failed ones, unconfirmed ones, those
     on hold, and parked jobs.
     """
-    names = ("id", "run_id", "action", "state", "state_reason", "step", "due_at", "created_at")
-    reason = decisions.c.verdict["reason"].as_string().label("reason")
-    query = sa.select(*(decisions.c[name] for name in names), runs.c.name.label("run_name"), runs.c.last_step, reason)
     urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
-    rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
-    return Excerpt([WaitingStop(**row._mapping) for row in rows], count)
+    rows, count = _first(tx, _of_running_runs(SELECT, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
+    return Excerpt([Decision(**row._mapping) for row in rows], count)
 
 
 def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
@@ -270,34 +242,24 @@ def count_running(tx: Transaction, project_id: UUID) -> Running:
     return Running(int(number_of_runs), int(may_have_turned), float(of_jobs))  # PostgreSQL sums to decimal numbers
 
 
-def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
-    """Running runs that were late with their posts at their last check, and the time of their last sign of life."""
-    heartbeat_at = run_health.c.heartbeat_at
-    heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
-    return _list_alerts(tx, project_id, run_health.c.state == Liveness.STALE, sa.literal("silent"), heard_at, limit)
+def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunHealth]:
+    """Running runs that were late with their posts at their last check."""
+    return _list_alerts(tx, project_id, run_health.c.state == Liveness.STALE, limit)
 
 
-def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
+def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunHealth]:
     """Running runs that had a watched metric without data at their last check."""
-    faults, has_faults = run_health.c.metric_faults, sa.cast(run_health.c.metric_faults, sa.Text) != "[]"
-    found = _list_alerts(tx, project_id, has_faults, faults, run_health.c.changed_at, limit)
-    return replace(found, items=[replace(item, why=_join_reasons(item.why)) for item in found.items])
-
-
-def _join_reasons(faults: Sequence[MetricFault]) -> str:
-    return "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
+    return _list_alerts(tx, project_id, sa.cast(run_health.c.metric_faults, sa.Text) != "[]", limit)
 
 
 def _list_alerts(
-    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], why: Any, since: Any, limit: int
-) -> Excerpt[Any]:
+    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], limit: int
+) -> Excerpt[RunHealth]:
     """The newest running runs whose health meets a condition, and the number of all of them."""
-    found = sa.select(run_health.c.run_id).join(running_runs, running_runs.c.run_id == run_health.c.run_id)
-    found = found.where(running_runs.c.project_id == project_id, run_health.c.next_check_at.is_not(None), condition)
-    ids, count = _first(tx, found, (run_health.c.run_id.desc(),), limit)
-    query = sa.select(runs.c.id, runs.c.name, why, since).join_from(run_health, runs, runs.c.id == run_health.c.run_id)
-    rows = tx.execute(query.where(runs.c.id.in_([row.run_id for row in ids])).order_by(runs.c.id.desc()))
-    return Excerpt([RunAlert(*row) for row in rows], count)
+    query = sa.select(*run_health.c).join(running_runs, running_runs.c.run_id == run_health.c.run_id)
+    query = query.where(running_runs.c.project_id == project_id, run_health.c.next_check_at.is_not(None), condition)
+    rows, count = _first(tx, query, (run_health.c.run_id.desc(),), limit)
+    return Excerpt([RunHealth(*row) for row in rows], count)
 
 
 def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -19,13 +18,9 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service import cli
-from evalstop_service.clock import utc_now
-from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints, schema
-from evalstop_service.store.database import Database
+from evalstop_service.store import schema
 
 from tests.fixtures.forked_commands import FORKSERVER, ForkedCommand
-from tests.fixtures.projects import create_project
 from tests.service.commands import run_evalstop, send_switch_interval
 
 TIMEOUT_SECONDS = 60
@@ -233,25 +228,6 @@ def test_wrong_usage_exits_with_2(environment: dict[str, str]) -> None:
     help_result = run_evalstop(environment, "--help")
     assert help_result.returncode == 0
     assert "examples:" in help_result.stdout
-
-
-def test_secrets_rotate_encrypts_plain_secrets(environment: dict[str, str]) -> None:
-    """`secrets rotate` encrypts plain-text secrets and counts them; without a key it is refused."""
-    run_evalstop(environment, "migrate")
-    refused = run_evalstop(environment, "secrets", "rotate")
-    assert refused.returncode == cli.FAILED
-    assert "EVALSTOP_SECRET_KEYS" in refused.stderr
-    database = Database(f"sqlite:///{environment['EVALSTOP_DATA_FOLDER']}/evalstop.db")
-    project = create_project(database, "sealed", "shadow", 0.0, utc_now(), "paper")
-    with database.transaction() as tx:
-        plain = endpoints.add_endpoint(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
-    key = base64.b64encode(bytes(range(32))).decode()
-    finished = run_evalstop(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
-    assert json.loads(finished.stdout) == {"secrets": 1}
-    with database.reading() as tx:
-        (encrypted,) = endpoints.list_endpoints(tx, project.id)
-    assert Encryption([bytes(range(32))]).decrypt(encrypted.secret, encrypted.id) == plain.secret != encrypted.secret
-    database.close()
 
 
 def test_invalid_key_is_refused_without_showing_it(environment: dict[str, str]) -> None:

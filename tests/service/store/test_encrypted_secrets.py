@@ -80,39 +80,6 @@ def test_pull_endpoint_needs_the_key(database: Database, project: SeededProject)
     assert claimed.attempts == 1
 
 
-def test_all_secrets_are_reencrypted(database: Database, project: SeededProject) -> None:
-    """Re-encryption moves all secrets, also those in plain text, to the first key and changes none of them."""
-    with database.transaction() as tx:
-        plain = endpoints.add_endpoint(tx, project.id, url="http://plain.example", event_types=["*"], now=EPOCH)
-        old = endpoints.add_endpoint(
-            tx, project.id, url="http://old.example", event_types=["*"], now=EPOCH, encryption=Encryption([OLD_KEY])
-        )
-        endpoints.rotate_secret(tx, project.id, old.id, now=EPOCH, encryption=Encryption([OLD_KEY]))
-        assert endpoints.reencrypt_secrets(tx, Encryption([NEW_KEY, OLD_KEY])) == 3
-        reloaded = {endpoint.id: endpoint for endpoint in endpoints.list_endpoints(tx, project.id)}
-    new_encryption = Encryption([NEW_KEY])
-    assert new_encryption.decrypt(reloaded[plain.id].secret, plain.id) == plain.secret
-    assert reloaded[old.id].previous_secret is not None
-    assert new_encryption.decrypt(reloaded[old.id].previous_secret or "", old.id) == Encryption([OLD_KEY]).decrypt(
-        old.secret, old.id
-    )
-
-
-def test_reencryption_is_all_or_nothing(database: Database, project: SeededProject) -> None:
-    """If one secret cannot be decrypted, or there is no key, re-encryption changes nothing."""
-    with database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://plain.example", event_types=["*"], now=EPOCH)
-        endpoints.add_endpoint(
-            tx, project.id, url="http://old.example", event_types=["*"], now=EPOCH, encryption=Encryption([OLD_KEY])
-        )
-        before = endpoints.list_endpoints(tx, project.id)
-    for encryption in (Encryption([NEW_KEY]), Encryption()):
-        with pytest.raises(UnreadableSecret), database.transaction() as tx:
-            endpoints.reencrypt_secrets(tx, encryption)
-    with database.reading() as tx:
-        assert endpoints.list_endpoints(tx, project.id) == before
-
-
 def test_deleting_an_endpoint_cancels_its_deliveries(database: Database, project: SeededProject) -> None:
     """A deleted endpoint is not listed, its waiting deliveries are cancelled, and none can be retried."""
     endpoint = project.add_endpoint(database, "http://x.example")

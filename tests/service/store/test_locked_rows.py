@@ -54,10 +54,10 @@ def test_locked_run_has_its_new_columns(project: ProjectFixture) -> None:
 
     locked = read_after(change_job("a"), lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
     assert locked.job == "a"
-    found = read_after(
+    _, found, _ = read_after(
         change_job("b"), lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database
     )
-    assert (found.run.id, found.run.job) == (run.id, "b")
+    assert (found.id, found.job) == (run.id, "b")
 
 
 def test_locked_run_has_its_new_version(project: ProjectFixture) -> None:
@@ -85,12 +85,12 @@ def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
 def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
     """A decision that a worker requests while a command waits to lock it with its run is read as requested."""
     run, decision = project.open_declining_run()
-    locked = read_after(
+    locked, locked_run, _ = read_after(
         lambda tx: decisions.update_decision(tx, decision, replace(decision, state=DecisionState.REQUESTED)),
         lambda tx: decisions.lock_with_run(tx, project.id, decision.id),
         project.database,
     )
-    assert (locked.run.id, locked.decision.state) == (run.id, DecisionState.REQUESTED)
+    assert (locked_run.id, locked.state) == (run.id, DecisionState.REQUESTED)
 
 
 def test_command_locks_the_run_before_its_decision(project: ProjectFixture) -> None:

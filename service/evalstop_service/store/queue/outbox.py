@@ -228,14 +228,6 @@ class Delivery:
     settled_at: Annotated[datetime | None, doc("when it was delivered, given up or cancelled; null: not yet")]
 
 
-@dataclass(frozen=True)
-class DeliveryContent:
-    """The event that a delivery carries, and the format of its endpoint."""
-
-    body: str
-    format: str
-
-
 class Announcement(NamedTuple):
     """The delivery of a message that told people of a pending stop."""
 
@@ -298,26 +290,18 @@ def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:
     return [DeliveryAttempt(*row) for row in tx.execute(query.order_by(table.number))]
 
 
-def get_content(tx: Transaction, delivery: Delivery) -> DeliveryContent:
+def get_content(tx: Transaction, delivery: Delivery) -> tuple[str, str]:
     """The event that a delivery carries, and the format of its endpoint."""
-    query = _of_delivery(sa.select(events.c.body, targets_of.c.format)).where(
-        deliveries.c.run_id == delivery.run_id, deliveries.c.id == delivery.id
-    )
-    return DeliveryContent(*tx.execute(query).one())
+    query = sa.select(events.c.body, targets_of.c.format).join(targets_of, targets_of.c.id == delivery.endpoint_id)
+    query = query.where(events.c.run_id == delivery.run_id, events.c.id == delivery.event_id)
+    body, channel = tx.execute(query).one()
+    return body, channel
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:
-    columns = (
-        *columns_of(deliveries, Delivery),
-        events.c.type.label("event_type"),
-        events.c.decision_id,
-        targets_of.c.url,
-    )
-    return _of_delivery(sa.select(*columns)).where(targets_of.c.project_id == project_id)
-
-
-def _of_delivery(query: sa.Select[Any]) -> sa.Select[Any]:
-    """Join the event and the endpoint of each delivery."""
-    of_event = (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id)
-    of_target = targets_of.c.id == deliveries.c.endpoint_id
-    return query.select_from(deliveries).join(events, of_event).join(targets_of, of_target)
+    """The deliveries of a project, each with its event and its endpoint."""
+    columns = columns_of(deliveries, Delivery)
+    query = sa.select(*columns, events.c.type.label("event_type"), events.c.decision_id, targets_of.c.url)
+    query = query.join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
+    query = query.join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
+    return query.where(targets_of.c.project_id == project_id)

@@ -133,16 +133,17 @@ def may_view(key: Key | None) -> bool:
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor of a request's cookie, if their key or session is still valid."""
     cookie = read_cookie(request, SESSION)
-    sign_in = keys.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(keys.SESSION_PREFIX) else None
-    if sign_in is None:
+    session = keys.find_session(tx, cookie, site.clock()) if cookie.startswith(keys.SESSION_PREFIX) else None
+    if session is None:
         return None
-    session, key, project = sign_in
     form_token = site.sessions.form_token(cookie)
     if session.key_id is not None:
-        role = role_of_scopes(key.scopes) if key and may_come_from(key, read_address(request)) else None
-        if key is None or project is None or role is None:
+        key = keys.find_key(tx, session.key_id, site.clock())
+        if key is None or key.project_id is None or not may_come_from(key, read_address(request)):
             return None
-        return Visitor(project, role, f"key {key.name}", form_token, session)
+        if (role := role_of_scopes(key.scopes)) is None:
+            return None
+        return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token, session)
     project = _find_project(tx, session, read_cookie(request, PROJECT))
     role = find_role(session.grants, project.name) if project else None
     return Visitor(project, role, name_user(session), form_token, session) if project and role else None

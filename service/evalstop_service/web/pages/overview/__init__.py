@@ -15,12 +15,14 @@ from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.statuses import ProposalState, Treatment
 from evalstop_service.evaluation import figures
+from evalstop_service.runs import health
 from evalstop_service.store import cases, decisions, proposals, rollout_stages, run_lists, runs
 from evalstop_service.store.cases import CaseFilter, Outcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
+from evalstop_service.store.run_details import RunHealth
+from evalstop_service.store.run_lists import Excerpt, Running
 from evalstop_service.web.pages import charts, formatting, precision
 from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, render_page
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
@@ -48,9 +50,9 @@ class Overview:
 
     cases: str
     proposals: Excerpt[Proposal]
-    stops: Excerpt[WaitingStop]
-    without_data: Excerpt[RunAlert]
-    stale: Excerpt[RunAlert]
+    stops: Excerpt[Decision]
+    without_data: Excerpt[RunHealth]
+    stale: Excerpt[RunHealth]
     awaited: int
     running: Running
     recent: list[tuple[Decision, Outcome | None]]
@@ -69,7 +71,7 @@ class Overview:
     def run_ids(self) -> list[UUID]:
         """The runs that the queue shows."""
         alerts = [*self.without_data.items, *self.stale.items]
-        return [stop.run_id for stop in self.stops.items] + [alert.id for alert in alerts]
+        return [stop.run_id for stop in self.stops.items] + [alert.run_id for alert in alerts]
 
 
 @router.get("/")
@@ -93,6 +95,8 @@ def show_overview(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
         visitor=visitor,
         days=days,
         overview=overview,
+        runs=queued,
+        last_report_at=health.last_report_at,
         sparks=sparks,
         whole=figures.compute_total(counts),
         enforced=[group for group in ranked if precision.is_enforced(group, stages)],

@@ -19,12 +19,12 @@ from evalstop_service.domain.event_types import NOTICES
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
-from evalstop_service.errors import require
 from evalstop_service.ingest import list_calls
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.store import (
     cases,
     decisions,
+    mlflow,
     observations,
     policies,
     proposals,
@@ -68,8 +68,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
         if visitor.seen == revision:
             return Response(status_code=204)
-        details = require(run_details.find_run_details(tx, visitor.project.id, run_id), "such run")
-        run, stored = details.run, details.health
+        run = visitor.load_run(tx, run_id)
+        stored = run_details.load_health(tx, [run.id]).get(run.id)
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
         histories = decisions.load_changes(tx, on_record)
         judged = cases.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
@@ -87,6 +87,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         current = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         case = cases.find_case(tx, run.id, run.attempt)
         remark = explain_raw_maximum(tx, run)
+        resumed_from = runs.get_resumed_step(tx, run)
+        params = mlflow.load_mlflow_runs(tx, [run.id])[run.id].params
+        description = run_details.load_descriptions(tx, [run.id])[run.id]
     stale_seconds, cadence_seconds = visitor.project.stale_seconds, stored.cadence_seconds if stored else None
     return render_page(
         "run.html",
@@ -123,9 +126,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         # Its own version first.
         tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest])),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
-        resumed_from=details.resumed_from,
-        params=details.params,
-        description=details.description,
+        resumed_from=resumed_from,
+        params=params,
+        description=description,
         link=make_link,
         turns=charts.list_turns(run, current),
         case=case,

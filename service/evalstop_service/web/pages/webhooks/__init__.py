@@ -54,7 +54,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
     """One delivery: its request, and every attempt with its response."""
     with site.database.reading() as tx:
         delivery = outbox.load_delivery(tx, visitor.project.id, delivery_id)
-        content = outbox.get_content(tx, delivery)
+        event, channel = outbox.get_content(tx, delivery)
         attempts = outbox.list_attempts(tx, delivery)
     return render_page(
         "delivery.html",
@@ -63,7 +63,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         delivery=delivery,
         host=name_host(delivery.url),
         attempts=attempts,
-        body=_indent(render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id))),
+        body=_indent(render_body(channel, add_url(event, site.context.public_url, delivery.run_id))),
     )
 
 
