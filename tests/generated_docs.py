@@ -12,7 +12,7 @@ from typing import Any, cast
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.project_settings import format_value, list_settings
 from evalstop_service.settings import GROUPS
-from evalstop_service.web.problem_kinds import ProblemKind
+from evalstop_service.web.problems import ProblemKind
 from evalstop_service.webhooks.events import DECLARATIONS, build_example
 from pydantic import BaseModel
 

@@ -38,8 +38,7 @@ from evalstop_service.web.limits import (
 )
 from evalstop_service.web.pages.cookies import SESSION, read_cookie
 from evalstop_service.web.pages.visitor import Site, identify_visitor
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem, answer, problem_of
+from evalstop_service.web.problems import Problem, ProblemKind, answer, problem_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd

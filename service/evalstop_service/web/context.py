@@ -24,8 +24,7 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.keys import Key
 from evalstop_service.web.limits import LIMITS, RECEIVED_AT, Limits, hold_place, in_thread, is_decision_path, set_sender
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem, refuse_unknown_parameters
+from evalstop_service.web.problems import Problem, ProblemKind, refuse_unknown_parameters
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 

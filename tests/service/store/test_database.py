@@ -20,8 +20,7 @@ from evalstop_service.store.faults import find_fault
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import problem_of
+from evalstop_service.web.problems import ProblemKind, problem_of
 from psycopg.pq import Conninfo, TransactionStatus
 
 from tests.service.concurrency import count_waiting, run_concurrently, wait_until

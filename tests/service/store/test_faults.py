@@ -13,8 +13,7 @@ from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.ingest import PostgresIngest
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import problem_of
+from evalstop_service.web.problems import ProblemKind, problem_of
 
 from tests.conftest import ClonePostgres
 from tests.service import committers

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from evalstop_service.web.body import decompress
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import Problem, ProblemKind
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from evalstop_service.domain.fields import Body, Plain, Rule
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import outbox
@@ -20,7 +22,7 @@ from evalstop_service.store.queue.outbox import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Items, Page, answers
-from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
+from evalstop_service.web.context import Admin, Allowed, Context, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
@@ -118,19 +120,22 @@ def list_endpoints(caller: Admin, database: Db) -> Items[EndpointOut]:
 
 
 @router.post("/endpoints", status_code=201)
-def create_endpoint(
-    body: EndpointIn, caller: Admin, database: Db, now: Now, address_policy: Allowed, encryption: Secrets
-) -> EndpointWithSecret:
+def create_endpoint(body: EndpointIn, caller: Admin, context: Ctx, now: Now) -> EndpointWithSecret:
     """Create an endpoint for a URL."""
-    endpoint = webhooks.create_endpoint(
-        *(database, caller.author(now)),
+    return view_with_secret(store_endpoint(context, caller.author(now), body), context.encryption)
+
+
+def store_endpoint(context: Context, author: Author, body: EndpointIn) -> Endpoint:
+    """Add the endpoint of a body or a form; raises AddressRefused, QuotaReached, and Conflict if its URL is taken."""
+    return webhooks.create_endpoint(
+        context.database,
+        author,
         url=body.url,
         event_types=body.list_event_types(choose_preset(body.url, body.format)),
         format=body.format,
-        address_policy=address_policy,
-        encryption=encryption,
+        address_policy=context.address_policy,
+        encryption=context.encryption,
     )
-    return view_with_secret(endpoint, encryption)
 
 
 @router.patch("/endpoints/{endpoint_id}")
@@ -162,10 +167,16 @@ def delete_endpoint(endpoint_id: EndpointId, caller: Admin, database: Db, now: N
 def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: Now) -> TestOut:
     """Send a signed `endpoint.test` event now and return the endpoint's answer; it is not a delivery and is not
     retried."""
+    tested = send_test(context, caller.project_id, endpoint_id, now)
+    return TestOut.model_validate(vars(tested.answer) | vars(tested) | {"answer": tested.answer.excerpt})
+
+
+def send_test(context: Context, project_id: UUID, endpoint_id: UUID, now: datetime) -> TestResult:
+    """Send a test event; raises NotFound, and Conflict when the endpoint is disabled or its receiver fetches events."""
     context.limits.spend_costly()
-    tested = send_test_event(
+    return send_test_event(
         context.database,
-        caller.project_id,
+        project_id,
         endpoint_id,
         address_policy=context.address_policy,
         encryption=context.encryption,
@@ -173,7 +184,6 @@ def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: N
         mail=context.mail,
         now=now,
     )
-    return TestOut.model_validate(vars(tested.answer) | vars(tested) | {"answer": tested.answer.excerpt})
 
 
 def view_with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:

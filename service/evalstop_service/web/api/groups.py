@@ -20,8 +20,7 @@ from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.run_views import DecisionOut, view_decisions
 from evalstop_service.web.api.schemas import Answer, Items, Stored, Time, answers
 from evalstop_service.web.context import Db, IngestOrOperate, Now, Operate, Read
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import Problem, ProblemKind
 
 router = create_router("groups", prefix=f"{API}/groups")
 

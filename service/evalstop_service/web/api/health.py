@@ -28,8 +28,7 @@ from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Commit, Db
 from evalstop_service.web.limits import in_thread
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import Problem, ProblemKind
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from fastapi.routing import APIRoute
 
 from evalstop_service.web.context import authenticate_request
 from evalstop_service.web.limits import in_thread, to_coroutine
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import RESPONSES, Problem
+from evalstop_service.web.problems import RESPONSES, Problem, ProblemKind
 
 API = "/api/v1"
 

@@ -24,8 +24,7 @@ from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
 from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Report, Secrets, authenticate_request
 from evalstop_service.web.limits import hold_place, in_thread
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import Problem, ProblemKind
 from evalstop_service.webhooks import endpoints, retry
 from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.signature import sign_headers

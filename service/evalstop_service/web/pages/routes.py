@@ -31,7 +31,7 @@ from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, run_actions
 from evalstop_service.web.pages.visitor import OpenId, Site
-from evalstop_service.web.problem_kinds import PATH, ProblemKind
+from evalstop_service.web.problems import PATH, ProblemKind
 
 PAGES = (
     *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet, group),

@@ -13,7 +13,7 @@ import jsonschema_rs
 from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.problem_kinds import ProblemKind
+from evalstop_service.web.problems import ProblemKind
 
 from tests.service.web.api.routes import BODIES, ENDPOINT
 

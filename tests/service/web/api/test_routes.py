@@ -11,7 +11,7 @@ import httpx
 import pytest
 from evalstop_service.projects.policies import RESERVED_NAMES
 from evalstop_service.web.api.policies import POLICY_DOCUMENT
-from evalstop_service.web.problem_kinds import ProblemKind
+from evalstop_service.web.problems import ProblemKind
 
 from tests.service.web.api.api_calls import Resources, call_route, expect_problem
 from tests.service.web.api.conftest import Service

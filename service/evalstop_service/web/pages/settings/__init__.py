@@ -18,8 +18,8 @@ from evalstop_service.projects import api_keys
 from evalstop_service.projects.project_settings import ProjectChange, parse_form
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, counts, keys
-from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
+from evalstop_service.web.api.keys import KeyIn
 from evalstop_service.web.pages import forms
 from evalstop_service.web.pages.forms import QUEUE
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
@@ -30,12 +30,6 @@ router = APIRouter(prefix="/settings", route_class=PageRoute)
 PAGE = 50
 
 _PATH = "/settings"
-
-KINDS = (
-    *("session", "project", "key", "policy", "rollout_stage", "proposal"),
-    *("run", "decision", "endpoint", "delivery", "digest", "audit"),
-)
-"""The filters of the audit log: prefixes of actions."""
 
 NONE = "none"
 """What the field of an empty list says: an empty field means any."""
@@ -103,14 +97,12 @@ def create_key(
     scopes: Annotated[list[str] | None, Form()] = None,
 ) -> Response:
     """Create a key and show it once."""
-    name = forms.clean_text(name)
-    chosen_scopes = [scope for scope in SCOPES if scope in (scopes or ())]
-    if not 1 <= len(name) <= 256 or not chosen_scopes:
-        problem = "Enter a name of at most 256 characters and choose at least one scope."
-        return _render_settings(site, visitor, problem=problem, status=422)
-    key, secret = api_keys.create_key(
-        site.database, visitor.project.id, visitor.actor, name, chosen_scopes, site.clock()
-    )
+    try:
+        written = parse_form(KeyIn, {"name": forms.clean_text(name), "scopes": scopes or []})
+    except Invalid as error:
+        return _render_settings(site, visitor, problem=str(error), status=422)
+    made = (site.database, visitor.project.id, visitor.actor, written.name, written.scopes, site.clock())
+    key, secret = api_keys.create_key(*made)
     return _render_settings(site, visitor, secret=(key.name, secret))
 
 
@@ -144,7 +136,6 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
         entries=entries[:PAGE],
         actor=actor,
         action=action,
-        kinds=KINDS,
         next_page=make_link(path, {**query, "cursor": entries[PAGE - 1].id}) if len(entries) > PAGE else None,
         first_page=make_link(path, query) if cursor else None,
     )

@@ -18,7 +18,7 @@ from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import outbox
-from evalstop_service.web.api.endpoints import EndpointIn
+from evalstop_service.web.api.endpoints import EndpointIn, send_test, store_endpoint
 from evalstop_service.web.pages.formatting import format_json
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
 from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
@@ -80,16 +80,7 @@ def add_endpoint(
     url = url.strip()
     chosen = {"url": url, "event_types": event_types or None, "preset": preset or None, "format": form}
     try:
-        fields = parse_form(EndpointIn, chosen)
-        endpoint = webhooks.create_endpoint(
-            site.database,
-            visitor.author(site.clock()),
-            url=fields.url,
-            event_types=fields.list_event_types(webhooks.choose_preset(fields.url, fields.format)),
-            format=fields.format,
-            address_policy=site.context.address_policy,
-            encryption=site.context.encryption,
-        )
+        endpoint = store_endpoint(site.context, visitor.author(site.clock()), parse_form(EndpointIn, chosen))
     except (AddressRefused, Invalid) as error:
         return _render_webhooks(site, visitor, problem=str(error), written=url, status=422)
     return _render_webhooks(site, visitor, secret=_reveal_secret(site, endpoint))
@@ -121,16 +112,7 @@ def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: FreshAdmin) -> Respo
 @router.post("/endpoints/{endpoint_id}/test")
 def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Send a test event now and show the response."""
-    trial = resend.send_test_event(
-        site.database,
-        visitor.project.id,
-        endpoint_id,
-        address_policy=site.context.address_policy,
-        timeout_seconds=site.context.delivery_timeout_seconds,
-        mail=site.context.mail,
-        encryption=site.context.encryption,
-        now=site.clock(),
-    )
+    trial = send_test(site.context, visitor.project.id, endpoint_id, site.clock())
     return _render_webhooks(site, visitor, trial=trial)
 
 
