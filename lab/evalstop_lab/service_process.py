@@ -35,11 +35,6 @@ class Service:
     sign_in: str = ""
     pid: int = 0
 
-    @property
-    def address(self) -> tuple[str, int]:
-        url = httpx.URL(self.url)
-        return url.host, url.port or 80
-
     def connect(self, timeout_seconds: float = 60.0) -> httpx.Client:
         """An HTTP client of its API that sends the key."""
         headers = {"Authorization": f"Bearer {self.key}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -218,21 +217,16 @@ def _starts_as_console(path: Path) -> bool:
 def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[FileLog]:
     """The trainer states without those of checkpoints, whose history is the beginning of another's. If one is left of
     an output folder, its run has the name of that folder, as has LLaMA-Factory's own log."""
-    histories: dict[Path, list[bytes]] = {}
+    histories = dict.fromkeys(states, "")
     for path in states:
-        digest = hashlib.sha256()
-        histories[path] = []
         with suppress(UnreadableInput):
-            for _, _, entry in parse_trainer_state(path).rows:
-                digest.update(json.dumps(entry, sort_keys=True).encode())
-                histories[path].append(digest.digest())
-    kept: list[Path] = []
-    beginnings: set[bytes] = set()
-    for path in sorted(states, key=lambda path: -len(histories[path])):
-        history = histories[path]
-        if not history or history[-1] not in beginnings:
-            kept.append(path)
-            beginnings.update(history)
+            histories[path] = "".join(
+                json.dumps(entry, sort_keys=True) for _, _, entry in parse_trainer_state(path).rows
+            )
+    ordered = sorted(states, key=lambda path: histories[path])
+    # In this order a history that is continued stands directly before one that continues it.
+    continued = {a for a, b in pairwise(ordered) if histories[a] and histories[b].startswith(histories[a])}
+    kept = [path for path in states if path not in continued]
     if left_out := len(states) - len(kept):
         findings[STATE, f"another {STATE} continues it"] += left_out
     of_folder = Counter(map(_find_output_folder, kept))

@@ -48,19 +48,6 @@ def read_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str]]:
         errors.append(UnreadableInput(path, f"its compression ends early or is damaged; all before is read ({error})"))
 
 
-class NumberedLines:
-    """The lines of a file for a reader that counts rows; `number` is that of the last line read."""
-
-    def __init__(self, path: Path, errors: ReadErrors) -> None:
-        self.number = 0
-        self._lines = read_lines(path, errors)
-
-    def __iter__(self) -> Iterator[str]:
-        for number, line in self._lines:
-            self.number = number
-            yield line
-
-
 def _decode_line(path: Path, number: int, line: bytes) -> str:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -117,11 +104,11 @@ def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
             run.eval_versions[step] = str(version)
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
-            run.seconds = max(run.seconds or 0.0, _check_cost(seconds, column))
+            run.seconds = max(run.seconds or 0.0, seconds)
     if (cell := row.get(TOTAL_STEPS)) not in (None, "", run.total_steps):
         run.total_steps = parse_total_steps(cell)
-    if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
-        run.gpus = _check_cost(gpus, "gpus")
+    if (cell := row.get("gpus")) is not None:
+        run.gpus = parse_gpus(cell)
     return added
 
 
@@ -240,9 +227,12 @@ def parse_total_steps(cell: object) -> int:
     return steps
 
 
-def parse_gpus(text: str) -> float | None:
-    """Parse a label, parameter or tag `gpus`; None if it is not a number of GPUs."""
-    gpus = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
+def parse_gpus(cell: object) -> float | None:
+    """Parse a column, label, parameter, tag or setting `gpus`; None if it is not a number of GPUs."""
+    try:
+        gpus = float(str(cell))
+    except ValueError:
+        return None
     return gpus if 0 <= gpus <= MOST_GPUS else None
 
 
@@ -253,12 +243,6 @@ def parse_run_name(cell: object) -> str:
     if isinstance(cell, str) and cell:
         return cell
     raise ValueError(f"the run is {format_cell(cell)}; give its name as text")
-
-
-def _check_cost(value: float, column: str) -> float:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{column} is {value:g}; give a finite number of at least 0, or leave it out")
-    return value
 
 
 def format_cell(cell: object) -> str:

@@ -133,7 +133,7 @@ class MlflowRun:
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the histories of the metrics with a role."""
         run = runs.run(self.name, roles)
-        run.gpus = parse_gpus(self.tags.get("gpus", ""))
+        run.gpus = parse_gpus(self.tags.get("gpus"))
         run.total_steps = find_total_steps(self.tags) or run.total_steps
         started, ended = (self.info.get(key) for key in ("start_time", "end_time"))
         if started is not None and ended is not None and 0 < started <= ended:
@@ -248,7 +248,7 @@ class ServiceRun:
         run.eval_changes = [int(change["step"]) for change in self.document.get("eval_changes", ())]
         started, ended = (datetime.fromisoformat(self.document[key] or self.document["updated_at"]) for key in _MOMENTS)
         run.seconds = max((ended - started).total_seconds(), 0.0)
-        run.gpus = parse_gpus(str(self.document.get("labels", {}).get("gpus", "")))
+        run.gpus = parse_gpus(self.document.get("labels", {}).get("gpus"))
         rows = (
             (None, point["step"], {column: point["value"], f"{column}_stderr": point["stderr"]})
             for column in roles.columns.values()

@@ -17,7 +17,6 @@ from evalstop_detectors.roles.params import EVAL_TAG
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.rows import (
     LoggedRun,
-    NumberedLines,
     Row,
     format_cell,
     open_log,
@@ -42,17 +41,12 @@ def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[Row]:
         try:
             row = _parse_row(path, number, line)
         except UnreadableInput as error:
-            beginning = line[: line.find(":") + 1]  # a killed trainer cuts a row off, and the next appends to it
-            try:
-                row = _parse_row(path, number, line[line.rfind(beginning) :])
-                errors.append(UnreadableInput(path, "a row is cut off in this line; the one after it is read", number))
-            except UnreadableInput:
-                if line.endswith("\n") or number == 1:
-                    errors.append(error)
-                else:
-                    problem = "it ends in the middle of this line; all before it is read"
-                    errors.append(UnreadableInput(path, problem, number))
-                continue
+            if line.endswith("\n") or number == 1:
+                errors.append(error)
+            else:
+                problem = "it ends in the middle of this line; all before it is read"
+                errors.append(UnreadableInput(path, problem, number))
+            continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data
         yield number, None, row
@@ -80,14 +74,20 @@ def _parse_nonfinite(path: Path, number: int, line: str) -> object:
 
 def read_csv(path: Path, errors: ReadErrors) -> Iterator[Row]:
     """Rows below a header with `step`, a column per role, and `run` unless the file is a single run."""
-    numbered = NumberedLines(path, errors)
-    rows = csv.reader(numbered, delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
+    number = 0
+
+    def read_texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in read_lines(path, errors):  # noqa: B007 - a row may take several lines
+            yield line
+
+    rows = csv.reader(read_texts(), delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
     header: list[str] = []
     while True:
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            errors.append(UnreadableInput(path, str(error), numbered.number))
+            errors.append(UnreadableInput(path, str(error), number))
             continue
         if cells is None:
             return
@@ -105,9 +105,9 @@ def read_csv(path: Path, errors: ReadErrors) -> Iterator[Row]:
                 return
         elif len(cells) != len(header):
             problem = f"{len(cells)} cells where the header has {len(header)}; quote cells with commas"
-            errors.append(UnreadableInput(path, problem, numbered.number))
+            errors.append(UnreadableInput(path, problem, number))
         else:
-            yield numbered.number, None, dict(zip(header, cells, strict=True))
+            yield number, None, dict(zip(header, cells, strict=True))
 
 
 def parse_trainer_state(path: Path) -> LoggedRun:

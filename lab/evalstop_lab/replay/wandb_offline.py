@@ -19,7 +19,7 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.rows import MOST_GPUS, TOTAL_STEPS, LoggedRun, parse_number
+from evalstop_lab.replay.rows import TOTAL_STEPS, LoggedRun, parse_gpus, parse_number
 from evalstop_lab.replay.runs import ReadErrors
 
 BLOCK = 32 * 1024
@@ -131,5 +131,5 @@ def _read_run(record: bytes, history: dict[str, Any]) -> None:
         for key, value in map(_parse_item, repeated(config, _UPDATE)):
             if key in (*LENGTH_NAMES, BEST_METRIC, GREATER_IS_BETTER):
                 history["params"][key] = str(value)
-            if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool):
-                history["gpus"] = float(value) if 0 <= value <= MOST_GPUS else None
+            if key == "gpus":
+                history["gpus"] = parse_gpus(value)

@@ -139,20 +139,6 @@ def test_non_finite_values_are_read(tmp_path: Path, replay: Replay) -> None:
     ]
 
 
-@pytest.mark.parametrize("cut", ['{"step": 30, "eval_f1": 0.', '{"step":', '{"step": 30, "data": {"a": 1'])
-def test_row_appended_to_one_that_was_cut_off_is_read(tmp_path: Path, cut: str) -> None:
-    """A trainer is killed while it writes a row, and started again from an earlier step."""
-    first, again = (
-        [json.dumps({"step": step, "eval_f1": step / 100}) for step in steps] for steps in ((10, 20), (20, 30))
-    )
-    (tmp_path / "a.jsonl").write_text("\n".join([*first, cut + again[0], again[1], ""]))
-    errors: ReadErrors = []
-    (run,) = read_runs([tmp_path / "a.jsonl"], None, errors).by_name.values()
-    run.settle()
-    assert [(score.step, score.value) for score in run.scores()] == [(10, 0.1), (20, 0.2), (30, 0.3)]
-    assert ["line 3: a row is cut off in this line" in str(error) for error in errors] == [True]
-
-
 def test_header_that_is_written_again_is_no_row(tmp_path: Path) -> None:
     """A trainer that started again appends to its CSV file, with the header."""
     (tmp_path / "a.csv").write_text("step, val_f1\n1,0.1\n2,0.2\nstep, val_f1\n2,0.3\n3,0.4\n")
