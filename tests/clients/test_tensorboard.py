@@ -100,32 +100,6 @@ def test_checksum_is_masked_crc32c() -> None:
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@pytest.mark.nightly
-@pytest.mark.real
-def test_pytorch_files_are_read(tmp_path: Path) -> None:
-    """Scalars of PyTorch's SummaryWriter, old and new style, are read; other data is not."""
-    pytest.importorskip("tensorboard")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-        from torch.utils.tensorboard import SummaryWriter
-    with SummaryWriter(str(tmp_path)) as writer:
-        for step in range(3):
-            writer.add_scalar("train/loss", 1 / (1 + step), step)
-            writer.add_scalar("eval/reward", 0.5 * step, step, new_style=True)
-        writer.add_scalar("double", 0.1, 2**40, new_style=True, double_precision=True)
-        writer.add_scalar("odd", float("nan"), 1)
-        writer.add_text("notes", "a text", 1)
-        writer.add_tensor("weights", torch.ones(3), 1)
-    (file,) = tmp_path.glob("events*")
-    scalars = read_scalars(file)
-    assert [scalar for scalar in scalars if scalar[0] == "eval/reward"] == [
-        ("eval/reward", step, 0.5 * step) for step in range(3)
-    ]
-    assert [scalar for scalar in scalars if scalar[0] == "double"] == [("double", 2**40, 0.1)]
-    assert {tag for tag, _, _ in scalars} == {"train/loss", "eval/reward", "double", "odd"}
-
-
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 2**63 - 1), st.floats(width=32)), max_size=9))
 def test_tensorboard_messages_are_read_back(points: list[tuple[str, int, float]]) -> None:
     """Plain values and tensors of one number are read as TensorBoard's own protobufs wrote them."""

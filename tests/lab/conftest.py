@@ -11,7 +11,7 @@ IN_MAKE_TEST = (
     "backtest/test_backtest.py::test_figures_equal_those_computed_by_hand",
     "backtest/test_backtest.py::test_json_report",
     "calibrate/test_own_history.py::test_report_equals_a_replay_of_the_policy",
-    "calibrate/test_shipped_calibrations.py::test_every_risk_of_a_shipped_policy_has_a_threshold",
+    "calibrate/test_calibrate.py::test_every_risk_of_a_shipped_policy_has_a_threshold",
     "replay/test_agreement.py",
     "replay/test_folders.py::test_plan_stands_beside",
     "replay/test_formats.py::test_json_lines_of_several_runs",

@@ -1,14 +1,29 @@
-"""Calibration: a threshold stops the requested share of healthy runs, and about as many other runs."""
+"""Calibration: a threshold stops the requested share of healthy runs; the shipped thresholds are those of a program."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
+from evalstop_detectors import (
+    DETECTORS,
+    POLICIES,
+    Detector,
+    Kind,
+    MetricRole,
+    Observation,
+    policy_from_document,
+    policy_to_document,
+    replay,
+)
 from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.policy.calibration import SHIPPED_FILE
+from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import HEALTHY, record_worlds
 from evalstop_lab.calibrate.evidence import (
     Records,
@@ -17,6 +32,8 @@ from evalstop_lab.calibrate.evidence import (
     record_evidence,
     record_run,
 )
+from evalstop_lab.calibrate.shipped import main as write_shipped
+from evalstop_lab.calibrate.shipped import write_calibrations
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.judged import judge_run
@@ -138,3 +155,44 @@ def test_unusable_arguments_are_refused(arguments: list[str], message: str, caps
     """The exit code is 2, and the message states the problem."""
     assert main(["calibrate", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+CALIBRATIONS: list[dict[str, Any]] = json.loads(SHIPPED_FILE.read_text(encoding="utf-8"))
+
+
+def test_file_equals_the_programs_output(tmp_path: Path) -> None:
+    """The file equals the program's output for its calibrations."""
+    write_calibrations(tmp_path / "written.json", CALIBRATIONS)
+    assert (tmp_path / "written.json").read_bytes() == SHIPPED_FILE.read_bytes()
+
+
+def test_every_risk_of_a_shipped_policy_has_a_threshold() -> None:
+    """Loaded policies have numbers instead of risks, and suspect before they stop."""
+    for name in DOCUMENTS:
+        for member in policy_to_document(POLICIES[name])["members"]:
+            ends = (member["suspect_at"], member["stop_at"])
+            assert None in ends or ends[0] < ends[1]
+
+
+@pytest.mark.parametrize("item", CALIBRATIONS, ids=lambda item: item["detector"])
+def test_calibrations_are_current(item: dict[str, Any]) -> None:
+    """Neither the detector nor the runs have changed since the calibration."""
+    detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
+    stored, data = item["highest_of_first"], item["data"]
+    recipes = plan_worlds(data["runs"], data["first_seed"], HEALTHY)[: len(stored)]
+    highest = [records.highest for records in record_worlds(detector, recipes)]
+    remedy = "its thresholds are stale: run `python -m evalstop_lab.calibrate.shipped` and the benchmark"
+    assert len(stored) == 50
+    assert highest == pytest.approx(stored, rel=1e-5), f"{detector.name} has changed, {remedy}"
+
+
+def test_program_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The written file has the detectors, seeds and commands of the calibrations."""
+    assert write_shipped(["--runs", "40", "--output", str(tmp_path / "calibrations.json")]) == 0
+    shipped = json.loads((tmp_path / "calibrations.json").read_text(encoding="utf-8"))
+    expected = ["posterior", "focus", "river_drift", "divergence", "gao_fit"]
+    assert [item["detector"] for item in shipped] == expected
+    focus = shipped[1]
+    assert (focus["data"]["first_seed"], focus["data"]["runs"]) == (0, 40)
+    assert focus["command"].startswith("evalstop-lab calibrate focus --params ")
+    assert [item["rate"] for item in focus["thresholds"]] == [0.01, 0.05, 0.1]

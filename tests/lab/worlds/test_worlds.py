@@ -1,16 +1,24 @@
-"""Labeled runs are reproducible, and have the declared label and the requested noise."""
+"""Labeled runs of the families and of the public suites: reproducible, with the declared label, noise and scores."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from evalstop_detectors import MetricRole
+from evalstop_detectors import EvalRequest, MetricRole, Observation
+from evalstop_lab.stopbench.judging import SUITES
+from evalstop_lab.worlds import third_suite
+from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
 from evalstop_lab.worlds.noise import NoiseKind
+from evalstop_lab.worlds.public_outlines import OUTLINES
+from evalstop_lab.worlds.scoring import Outcome, find_cliff, score_cliffs
+from evalstop_lab.worlds.third_suite import THIRD_SUITE, Kind
 from evalstop_lab.worlds.truth import Label
-from evalstop_lab.worlds.world import REPORTING_SEED, World, draw_world, plan_worlds
+from evalstop_lab.worlds.world import REPORTING_SEED, PromptScores, World, draw_world, plan_worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,3 +125,87 @@ def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None
     assert reporting == set(REPORTING)
     assert reporting - calibrating == HELD_OUT
     assert {FAMILIES[name].group for name in HELD_OUT} == set(Group)
+
+
+def correlate(scores: PromptScores, eval_index: int, other: int) -> float:
+    """The correlation of the errors of two evals on the same prompts; NaN where all scores are alike."""
+    sds = float(scores.sds[eval_index] * scores.sds[other])
+    return float(np.cov(scores.means[eval_index], scores.means[other])[0, 1]) / sds if sds else math.nan
+
+
+def draw_scores(prompt_sd: float) -> PromptScores:
+    """Two evals of 4,000 prompts with two texts each, of noise 1; the second scores 0.2 less."""
+    rng = np.random.default_rng(5)
+    prompts = prompt_sd * rng.standard_normal((1, 4000, 1))
+    texts = prompts + np.array([0.2, 0.0])[:, None, None] + rng.standard_normal((2, 4000, 2))
+    return PromptScores(texts.mean(2), texts.reshape(2, -1).std(1), 8000)
+
+
+@pytest.mark.parametrize(("prompt_sd", "correlation"), [(0.0, 0.0), (1.0, 0.5)])
+def test_prompts_that_differ_make_differences_less_noisy(prompt_sd: float, correlation: float) -> None:
+    """What two evals have in common by their prompts is neither in their difference nor in its standard error."""
+    scores = draw_scores(prompt_sd)
+    difference, stderr = scores.compare(1, 0)
+    assert correlate(scores, 1, 0) == pytest.approx(correlation, abs=0.03)
+    assert stderr == pytest.approx(np.sqrt(2 / 8000), rel=0.05)
+    assert difference == pytest.approx(-0.2, abs=4 * stderr)
+
+
+def test_recorded_run_answers_with_its_scores() -> None:
+    """A request is answered by the scores of the current and of the best checkpoint on the same prompts."""
+    world = SUITES["language-3"].draw("public", 0)
+    scores = world.prompt_scores
+    assert scores is not None
+    evaluator, best, current = Evaluator(world), int(np.argmax(world.eval_scores[:9])), 9
+    for index in (0, best):
+        evaluator.observe(Observation(MetricRole.EVAL, int(world.steps[index]), float(world.eval_scores[index]), 0.001))
+    answer = evaluator.answer(EvalRequest(int(world.steps[current]), 1, 4), 0.3)
+    assert (answer.value, answer.stderr) == scores.compare(current, best)
+    assert answer.value == scores.means[current].mean() - scores.means[best].mean()
+
+
+def test_prompts_of_the_language_model_are_alike() -> None:
+    """The errors of two evals of a recorded run on the same prompts hardly correlate."""
+    runs = [SUITES["language-3"].draw("public", number).prompt_scores for number in range(SUITES["language-3"].runs)]
+    correlations = [
+        correlate(scores, index, other)
+        for scores in runs
+        if scores is not None
+        for index in range(len(scores.means))
+        for other in range(index)
+    ]
+    assert len(correlations) > 35_000
+    assert np.mean(correlations) == pytest.approx(0.035, abs=0.0005)
+
+
+KINDS = [(kinds, name) for kinds in (THIRD_SUITE, OUTLINES) for name in kinds]
+
+
+@pytest.mark.parametrize(("kinds", "name"), KINDS, ids=[name for _, name in KINDS])
+def test_every_kind_draws_usable_runs_of_one_label(kinds: Mapping[str, Kind], name: str) -> None:
+    """Steps increase, the first eval exists, no plan is shorter than the run, and equal seeds draw equal runs."""
+    worlds = [third_suite.draw_world(name, seed, kinds) for seed in range(6)]
+    assert len({world.truth.label for world in worlds}) == 1
+    for world in worlds:
+        assert (np.diff(world.steps) > 0).all()
+        assert np.isfinite(world.eval_scores[0])
+        assert len(world.steps) == len(world.eval_scores) == len(world.proxy) == len(world.kl)
+        assert world.planned_steps is None or world.planned_steps >= world.last_step
+        assert world.observations()
+    again = third_suite.draw_world(name, 3, kinds)
+    assert np.array_equal(again.eval_scores, worlds[3].eval_scores, equal_nan=True)
+    assert not np.array_equal(again.eval_scores, worlds[4].eval_scores, equal_nan=True)
+
+
+def test_cliff_counts_if_the_stop_comes_within_six_evals() -> None:
+    """The sixth eval from the first that fell still counts, the seventh doesn't; a decline has no cliff."""
+    fallen = next(
+        world for world in (third_suite.draw_world("map-zero", seed) for seed in range(40)) if len(world.steps) > 40
+    )
+    cliff = find_cliff(fallen.truth)
+    assert cliff is not None
+    assert fallen.truth.peak < cliff <= fallen.truth.peak + 2
+    for late, hits in ((5, 1), (6, 0)):
+        share = score_cliffs([(Outcome(int(fallen.steps[cliff + late])), fallen.truth)])
+        assert (share.hits, share.n) == (hits, 1)
+    assert find_cliff(third_suite.draw_world("overfit-long", 1).truth) is None

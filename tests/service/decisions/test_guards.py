@@ -16,7 +16,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project, submit_message
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
 MINUTE = timedelta(minutes=1)
 
@@ -211,20 +211,6 @@ def test_decisions_of_one_commit_respect_the_limit(project: ProjectFixture) -> N
     opened = [project.open_run() for _ in range(7)]
     project.submit_all([Message(project.id, run.id, Observations(tuple(DECLINING_EVALS))) for run in opened])
     assert sorted(project.load_decision(run).state for run in opened) == ["on_hold"] * 4 + ["requested"] * 3
-
-
-def test_decisions_of_several_processes_respect_the_limit(postgres_database: Database) -> None:
-    """Six processes that stop twelve runs at once request only as many stops as allowed."""
-    project = set_up_project(postgres_database)
-    project.change_settings(stops_per_hour=3)
-    opened = [project.open_run() for _ in range(12)]
-
-    def post(batch: list[Run]) -> None:
-        for run in batch:
-            submit_message(postgres_database, project.id, run.id, Observations(tuple(DECLINING_EVALS)), NOW)
-
-    assert run_concurrently(*(partial(post, opened[number::6]) for number in range(6))) == []
-    assert sorted(project.load_decision(run).state for run in opened) == ["on_hold"] * 9 + ["requested"] * 3
 
 
 def test_events_and_decisions_do_not_deadlock(postgres_database: Database) -> None:

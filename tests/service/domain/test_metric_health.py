@@ -40,11 +40,6 @@ def is_faulty(newest: Sequence[Reading], progress: RunProgress, *, declared: boo
     return find_fault("eval", newest, progress, required=declared) is not None
 
 
-def test_reporting_metric_has_no_fault() -> None:
-    """A metric with ten evals, the last one just now, has no fault."""
-    assert not is_faulty(build_readings(), build_progress(1000))
-
-
 def test_metric_has_ceased_after_five_gaps() -> None:
     """A metric has ceased, for example by renaming, after five gaps in which others reported."""
     assert not is_faulty(build_readings(), build_progress(1500))
@@ -100,11 +95,6 @@ def test_undeclared_metric_is_not_missing() -> None:
     """A metric with a role by default need not appear; once it did, it can cease."""
     assert not is_faulty([], build_progress(10**6), declared=False)
     assert is_faulty(build_readings(), build_progress(10**6), declared=False)
-
-
-def test_run_without_observations_has_no_fault() -> None:
-    """A run that has observed nothing is silent, but its metrics are not faulty."""
-    assert not is_faulty([], replace(build_progress(10**6), last_step=None))
 
 
 def test_known_fault_is_not_new() -> None:

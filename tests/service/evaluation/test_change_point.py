@@ -8,7 +8,6 @@ import subprocess
 import sys
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Score
@@ -67,13 +66,6 @@ def test_noisy_turn_is_found(length: int) -> None:
     assert len(covering) >= 10
 
 
-def test_turn_is_at_the_end_of_a_plateau() -> None:
-    """After a rise and a plateau, the turn is where the fall starts."""
-    turn = find_change_point(build_scores(create_hill(90, 20, 0.02, plateau=40)))
-    assert turn is not None
-    assert abs(turn.step - 60) <= 6
-
-
 @pytest.mark.parametrize("sd", [0.0, 0.02])
 def test_segments_of_a_hill_with_a_plateau(sd: float) -> None:
     """A rise, a plateau and a fall are found, with borders within their intervals and near the true ones."""
@@ -113,25 +105,6 @@ def test_rise_has_no_turn(length: int, sd: float, seed: int) -> None:
     rng = random.Random(seed)
     values = [index + length * rng.gauss(0, sd) / 10 for index in range(length)]
     assert find_change_point(build_scores(values)) is None
-
-
-@FEW_EXAMPLES
-@given(value=st.sampled_from([0.0, 1.0, -3.5, 1e300, 5e-324]), length=st.integers(0, 40))
-def test_constant_run_has_no_turn(value: float, length: int) -> None:
-    """Equal scores have no turn, whatever their value and number."""
-    assert find_change_point(build_scores([value] * length)) is None
-
-
-@FEW_EXAMPLES
-@given(st.lists(values, max_size=30), st.integers(1, 10**6))
-def test_turn_is_an_observed_step(drawn: list[float], stride: int) -> None:
-    """For any scores, the steps of a turn are steps of finite scores."""
-    turn = find_change_point(build_scores(drawn, stride))
-    if turn is not None:
-        finite_steps = {stride * index for index, value in enumerate(drawn) if math.isfinite(value)}
-        assert {turn.step, turn.low_step, turn.high_step} <= finite_steps
-        assert turn.low_step <= turn.step <= turn.high_step
-        assert msgspec.json.decode(msgspec.json.encode(turn), type=ChangePoint) == turn
 
 
 @FEW_EXAMPLES

@@ -1,13 +1,14 @@
-"""A batch is stored as a whole or not at all, also under concurrency."""
+"""A batch is stored as a whole or not at all, and each of its observations once, also under concurrency."""
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import NotFound
-from evalstop_service.ingest import Observations
+from evalstop_service.ingest import Message, Observations, Receipt
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -107,3 +108,60 @@ def test_unknown_run_is_not_found(project: ProjectFixture) -> None:
     """Observations of a run that was never opened are refused with a hint to create one."""
     with pytest.raises(NotFound, match="create one"):
         submit_message(project.database, project.id, new_id(), Observations(tuple(evals(0.1))), NOW)
+
+
+def test_repeated_observation_is_a_duplicate(project: ProjectFixture) -> None:
+    """An observation sent again, within a batch or in a later one, is a duplicate and stored once."""
+    run = project.open_run()
+    receipt = project.post_observations(run, [*evals(0.1, 0.2), *evals(0.1)])
+    assert (receipt.accepted, receipt.duplicates, receipt.conflicts) == (2, 1, ())
+    receipt = project.post_observations(run, evals(0.1, 0.2, 0.3))
+    assert (receipt.accepted, receipt.duplicates, receipt.conflicts) == (1, 2, ())
+    assert len(project.load_rows(tables.observations, run)) == 3
+
+
+@pytest.mark.parametrize("other", [0.2, math.nan, math.inf])
+def test_first_value_is_kept(project: ProjectFixture, other: float) -> None:
+    """Another value of a stored observation is a conflict that names the stored value, which is kept."""
+    run = project.open_run()
+    receipt = project.post_observations(run, [*evals(0.1), PostedObservation("eval", 0, other)])
+    assert (receipt.accepted, receipt.duplicates) == (1, 0)
+    assert [item.stored_value for item in receipt.conflicts] == [0.1]
+    again = project.post_observations(run, [PostedObservation("eval", 0, other)])
+    assert (again.accepted, again.duplicates, len(again.conflicts)) == (0, 0, 1)
+    assert [row["value"] for row in project.load_rows(tables.observations, run)] == [0.1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_value_is_a_duplicate_of_itself(project: ProjectFixture, value: float) -> None:
+    """NaN repeats NaN, and an infinity itself; a number in its place is a conflict."""
+    run = project.open_run()
+    assert project.post_observations(run, [PostedObservation("eval", 0, value)] * 2).duplicates == 1
+    assert project.post_observations(run, [PostedObservation("eval", 0, value)]).duplicates == 1
+    assert len(project.post_observations(run, [PostedObservation("eval", 0, 1.0)]).conflicts) == 1
+
+
+def test_repeat_within_one_commit_is_looked_up(project: ProjectFixture, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits until the first one is saved; neither fails."""
+    run = project.open_run()
+    receipts = project.submit_all([Message(project.id, run.id, Observations(tuple(evals(0.1)))) for _ in range(2)])
+    assert [(item.accepted, item.duplicates) for item in receipts if isinstance(item, Receipt)] == [(1, 0), (0, 1)]
+    assert caplog.records == []
+
+
+def test_late_observation_leaves_the_last_step(project: ProjectFixture) -> None:
+    """The last step of a run is the highest that it has reported, of any metric."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.1, start=5))
+    for late in (evals(0.1, start=2), [PostedObservation("loss", 3, 0.1)]):
+        assert project.post_observations(run, late).run.last_step == 5
+
+
+def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:
+    """A client that sends each eval three times is not stopped for it."""
+    run = project.open_run()
+    for observation in evals(0.5, 0.4, 0.3):
+        for _ in range(3):
+            receipt = project.post_observations(run, [observation])
+    assert receipt.run.verdict.verdict == "suspect"
+    assert receipt.decision is None

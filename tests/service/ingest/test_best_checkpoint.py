@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.run import RawMaximum
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.store import decisions
@@ -29,22 +28,6 @@ def test_best_checkpoint_is_committed_with_its_cause(project: ProjectFixture) ->
     assert receipt.run.best_checkpoint is not None
     assert receipt.run.best_checkpoint.step == 1
     assert len(project.load_events(run, "run.best_checkpoint_changed")) == 2
-
-
-def test_outlier_is_not_the_best_checkpoint(project: ProjectFixture) -> None:
-    """One eval far above its neighbors is the raw maximum and not the best checkpoint."""
-    run = project.open_run()
-    hill = [0.1 * min(step, 20) + 0.02 * (-1) ** step for step in range(41)]
-    for step in range(41):
-        project.submit(run, CheckpointSaved(step, f"file:///{step}"))
-    row = project.post_observations(run, evals(*hill[:5], 9.0, *hill[6:])).run
-    assert row.raw_maximum == RawMaximum(5, 9.0)
-    assert row.best_checkpoint is not None
-    assert row.best_checkpoint.step > 15
-    assert row.best_checkpoint.score == hill[row.best_checkpoint.step]
-    assert row.best_checkpoint.smoothed == pytest.approx(2.0, abs=0.1)
-    assert row.best_checkpoint.smoothed_stderr is not None
-    assert row.best_checkpoint.smoothed_stderr > 0
 
 
 def test_changed_smoothed_score_sends_no_event(project: ProjectFixture) -> None:
@@ -73,17 +56,6 @@ def test_ended_run_has_a_turn(project: ProjectFixture) -> None:
     assert abs(ended.turn.step - 12) <= 1
     assert ended.turn.low_step <= 12 <= ended.turn.high_step
     assert project.submit(run, Resumed(20)).run.turn is None
-
-
-def test_run_without_a_fall_has_no_turn(project: ProjectFixture) -> None:
-    """A run whose eval only rose, or that has no eval, has no turn."""
-    rising, without_evals = (
-        project.open_run(),
-        project.open_run(metrics={"kl": {"role": "kl", "direction": "minimize"}}),
-    )
-    project.post_observations(rising, HILL[:13])
-    for run in (rising, without_evals):
-        assert project.finish_run(run).turn is None
 
 
 def test_late_evals_update_the_turn(project: ProjectFixture) -> None:

@@ -24,14 +24,6 @@ from tests.service.concurrency import run_concurrently, wait_for_blocked_process
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
 
-def test_concurrent_opens_share_one_run(project: ProjectFixture) -> None:
-    """Trainers that open one name concurrently get the same run."""
-    opened = []
-    failures = run_concurrently(*(lambda: opened.append(project.open_run("one", policy="default")) for _ in range(6)))
-    assert failures == []
-    assert len({run.id for run in opened}) == 1
-
-
 def test_message_waiting_for_a_policy_change_uses_it(postgres_database: Database) -> None:
     """A message that waited while the run got another policy is judged by the new one."""
     project = set_up_project(postgres_database)

@@ -55,19 +55,6 @@ def test_observations_of_another_process_are_added(project: ProjectFixture) -> N
     assert post_and_read_result(other, run, evals(0.6, start=5)) == "moved_on"
 
 
-def test_rest_of_a_step_is_added(project: ProjectFixture) -> None:
-    """Another process may have added further observations of the last step."""
-    run, other = project.open_run(policy="watch-all-roles"), replace(project, cache=RunCache())
-    for step in range(4):  # each may find its cache outdated once
-        post_and_read_result(other if step % 2 else project, run, evals(0.1, start=step))
-    post_and_read_result(project, run, [PostedObservation("kl", 5, 0.1)])
-    post_and_read_result(other, run, [PostedObservation("eval", 5, 0.9)])
-    assert post_and_read_result(project, run, evals(0.8, 0.7, start=6)) == "moved_on"
-    cold = replace(project, cache=RunCache())
-    post_and_read_result(cold, run, [])
-    assert project.cached_monitor(run) == cold.cached_monitor(run)
-
-
 def test_run_is_restored_when_the_past_changed(project: ProjectFixture) -> None:
     """A late observation or a resume in another process invalidates the cached state, and stores one before it."""
     run, other = project.open_run(), replace(project, cache=RunCache())

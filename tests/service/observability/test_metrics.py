@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,7 +17,8 @@ from evalstop_service.decisions import pause, stale_runs
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import endpoints
+from evalstop_service.runs import retention
+from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import outbox
@@ -28,6 +29,7 @@ from evalstop_service.web.api.health import Installation
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from tests.service import project_fixture
@@ -272,13 +274,6 @@ def test_unconfirmed_stops_are_measured_by_state(database: Database) -> None:
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}
 
 
-def test_empty_installation_has_zero_figures(database: Database) -> None:
-    """Without runs and deliveries the figures are zero, not missing."""
-    figures = read_figures(build_registry(database))
-    assert figures["evalstop_running_runs"] == figures["evalstop_outbox_oldest_due_seconds"] == {(): 0}
-    assert set(figures["evalstop_outbox_deliveries"].values()) == {0}
-
-
 def test_concurrent_scrapes_share_one_database_read(embedded_database: Database) -> None:
     """Scrapes at the same time, and shortly after each other, read the database once."""
     fake = FakeDatabase(embedded_database)
@@ -320,9 +315,63 @@ def test_blocked_database_does_not_block_scrapes(embedded_database: Database) ->
     assert read_figures(registry)["evalstop_running_runs"] == {(): 0}
 
 
-def test_process_metrics_are_included(service: RunningService) -> None:
-    """Memory, open files and the release are in the scrape."""
-    samples = parse_samples(service.scrape())
-    assert samples["process_resident_memory_bytes"][()] > 0
-    assert samples["process_open_fds"][()] > 0
-    assert len(samples["evalstop_build_info"]) == 1
+def post_run(service: RunningService, values: list[float]) -> dict[str, Any]:
+    """Open a run and post these evals, one per request."""
+    run: dict[str, Any] = service.client.post("/api/v1/runs", json={"name": "r", "policy": "paper"}).json()
+    for step, value in enumerate(values):
+        body = {"observations": [{"metric": "eval", "step": step, "value": value}]}
+        assert service.client.post(f"/api/v1/runs/{run['id']}/observations", json=body).status_code == 200
+    return run
+
+
+def read_metrics(service: RunningService) -> dict[tuple[str, ...], float]:
+    """Parse /metrics into values by name and label values."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(service.scrape())
+        for sample in family.samples
+    }
+
+
+def test_observations_and_commits_are_counted(database: Database) -> None:
+    """Observations, commits and requests appear in /metrics with the route of the ingest endpoint."""
+    with run_service(database) as service:
+        run = post_run(service, [0.1, 0.2, 0.3])
+        again = {
+            "observations": [{"metric": "eval", "step": 0, "value": 0.1}, {"metric": "eval", "step": 1, "value": 9}]
+        }
+        assert service.client.post(f"/api/v1/runs/{run['id']}/observations", json=again).status_code == 200
+        metrics = read_metrics(service)
+    assert metrics["evalstop_observations_total", "accepted"] == 3
+    assert metrics["evalstop_observations_total", "duplicate"] == 1
+    assert metrics["evalstop_observations_total", "conflict"] == 1
+    assert metrics["evalstop_commit_requests_sum",] == 4
+    # The batch with a duplicate and a conflict is an edit: its message is taken from its group, and committed alone.
+    assert metrics["evalstop_commit_seconds_count",] == 5
+    assert metrics["evalstop_detector_seconds_count",] == 3  # what changes nothing is not judged
+    assert metrics["evalstop_request_seconds_count", "POST", "/api/v1/runs/{run_id}/observations", "2xx"] == 4
+    assert metrics["evalstop_running_runs",] == 1
+
+
+def test_project_retention_is_applied_by_prune(database: Database) -> None:
+    """A retention set over the API is applied by the worker's job; a pruned run accepts nothing more."""
+    with run_service(database) as service:
+        settings_answer = service.client.patch("/api/v1/project", json={"retention_days": 30})
+        assert settings_answer.json()["retention_days"] == 30
+        assert service.client.patch("/api/v1/project", json={"veto_window_seconds": 1}).json()["retention_days"] == 30
+        run = post_run(service, [0.1, 0.2])
+        path = f"/api/v1/runs/{run['id']}"
+        assert service.client.post(f"{path}/finish", json={"status": "completed"}).json()["pruned_at"] is None
+        with database.transaction() as tx:
+            tx.execute(tables.runs.update().values(ended_at=utc_now() - timedelta(days=31)))
+        assert retention.prune_runs(database, utc_now()).runs == {settings_answer.json()["name"]: 1}
+        assert service.client.get(path).json()["pruned_at"] is not None
+        assert service.client.get(f"{path}/observations", params={"metric": "eval"}).json()["items"] == []
+        again = {"observations": [{"metric": "eval", "step": 5, "value": 0.1}]}
+        for action, body in (("observations", again), ("resume", {"step": 0})):
+            answer = service.client.post(f"{path}/{action}", json=body)
+            assert answer.status_code == 409
+            assert "pruned" in answer.json()["detail"]
+        assert service.client.post("/api/v1/runs", json={"name": "r", "resume": "must"}).status_code == 409
+        unlimited = service.client.patch("/api/v1/project", json={"retention_days": None})
+        assert unlimited.json()["retention_days"] is None

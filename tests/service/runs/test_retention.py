@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from evalstop_service import background
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import Conflict
 from evalstop_service.observability.metrics import ServiceMetrics
@@ -19,7 +18,6 @@ from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.service.concurrency import wait_until
 from tests.service.ended_runs import (
     FEW_ROWS,
     KEEP_DAYS,
@@ -30,7 +28,6 @@ from tests.service.ended_runs import (
     is_marked_pruned,
     load_project_name,
     load_tables,
-    set_end,
     set_up_project_with_retention,
 )
 from tests.service.project_fixture import evals
@@ -206,14 +203,3 @@ def test_pruned_runs_and_rows_are_counted(embedded_database: Database) -> None:
     read_sample = service_metrics.registry.get_sample_value
     assert read_sample("evalstop_pruned_runs_total") == sum(result.runs.values()) == 1
     assert read_sample("evalstop_pruned_rows_total") == result.rows == 20 * 2 + 3 + 3 + 1 + 1
-
-
-def test_prune_job_repeats(database: Database) -> None:
-    """The background job prunes at its interval."""
-    project = set_up_project_with_retention(database)
-    first, second = add_ended_run(project, 100), add_ended_run(project, 10)
-    with background.run_jobs(retention.create_job(database, lambda: NOW, ServiceMetrics(), every_seconds=0.01)):
-        wait_until(lambda: has_no_details(database, first))
-        with database.transaction() as tx:
-            set_end(tx, second, NOW - timedelta(days=300))
-        wait_until(lambda: has_no_details(database, second))

@@ -17,10 +17,9 @@ from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.run import Call, RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import Resumed, open_run
-from evalstop_service.store import ingest, observations, run_details, run_lists, runs, series, tables
+from evalstop_service.store import observations, run_details, run_lists, runs, series, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.ingest import StoredMonitorState
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from msgspec.structs import replace
@@ -28,8 +27,6 @@ from msgspec.structs import replace
 from tests.fixtures.statements import record_statements
 from tests.service.concurrency import wait_for_blocked_process
 from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
-
-LATER = NOW + timedelta(microseconds=1)
 
 
 @pytest.fixture
@@ -67,19 +64,6 @@ def test_runs_are_locked_in_order_of_ids(postgres_database: Database) -> None:
     thread.join()
 
 
-def test_saved_monitor_state_replaces_the_previous(project: ProjectFixture) -> None:
-    """Saving a monitor state of a run again replaces it."""
-    first, second, absent = (new_id() for _ in range(3))
-    with project.database.transaction() as tx:
-        ingest.save_state(tx, first, StoredMonitorState(1, "a"))
-        ingest.save_state(tx, second, StoredMonitorState(1, "b"))
-        ingest.save_state(tx, first, StoredMonitorState(5, "c" * 100_000))
-        assert ingest.load_states(tx, [first, second, absent]) == {
-            first: StoredMonitorState(5, "c" * 100_000),
-            second: StoredMonitorState(1, "b"),
-        }
-
-
 def test_lost_connection_is_reported_and_replaced(postgres_database: Database) -> None:
     """A connection that breaks within a driver-level statement raises SQLAlchemy's error, and the pool replaces it."""
     project = set_up_project(postgres_database)
@@ -98,47 +82,6 @@ def test_lost_connection_is_reported_and_replaced(postgres_database: Database) -
     assert caught.value.connection_invalidated
     with postgres_database.transaction() as tx:
         assert set(runs.lock_runs(tx, [run.id])) == {run.id}
-
-
-def test_last_steps_skip_superseded_observations(project: ProjectFixture) -> None:
-    """The last step of each metric of each run is its highest live one."""
-    first, second, empty = (project.open_run() for _ in range(3))
-    project.post_observations(
-        first, [*evals(0.1, 0.2, 0.3), PostedObservation("loss", 9, 1.0), PostedObservation("ends/with/Ω", 4, 1.0)]
-    )
-    project.post_observations(second, [PostedObservation("eval", 5, math.nan), PostedObservation("gone", 7, 1.0)])
-    project.submit(second, Resumed(6))
-    project.post_observations(second, [PostedObservation("kl", 6, 1.0)])
-    with project.database.reading() as tx:
-        last_steps = observations.load_last_steps(tx, [project.load_run(run) for run in (empty, second, first)])
-    assert last_steps == {
-        first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
-        second.id: {"eval": 5, "kl": 6},
-        empty.id: {},
-    }
-
-
-def test_observations_after_a_step_are_in_order(project: ProjectFixture) -> None:
-    """Live observations of the given metrics from a step on come by step, then by metric."""
-    run = project.open_run()
-    project.post_observations(
-        run,
-        [
-            *evals(0.1, 0.2, 0.3),
-            PostedObservation("loss", 1, 1.0),
-            PostedObservation("loss", 3, 2.0),
-            PostedObservation("kl", 2, 1.0),
-        ],
-    )
-    project.submit(run, Resumed(2))
-    with project.database.reading() as tx:
-        loaded = observations.load_series(tx, run.id, ["loss", "eval"], 1)
-        assert observations.load_series(tx, run.id, [], 0) == []
-    assert loaded == [
-        PostedObservation("eval", 1, 0.2),
-        PostedObservation("loss", 1, 1.0),
-        PostedObservation("eval", 2, 0.3),
-    ]
 
 
 def test_runs_are_listed_by_description_and_labels(project: ProjectFixture) -> None:

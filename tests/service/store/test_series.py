@@ -10,7 +10,6 @@ from evalstop_service.store import observations, runs, series
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from msgspec.structs import replace
 
 from tests.service.project_fixture import ProjectFixture, insert_observations, set_up_project
 
@@ -82,11 +81,3 @@ def test_highest_steps_do_not_overflow(project: ProjectFixture) -> None:
         buckets = series.load_buckets(tx, run.id, "loss", 2_000)
         assert [bucket.last_step for bucket in buckets] == [0, observations.MAX_STEP]
         assert series.load_buckets(tx, run.id, "other", 10) == []
-
-
-def test_metrics_are_counted(project: ProjectFixture, run: Run) -> None:
-    """Each metric has the count of its live observations."""
-    with project.database.transaction() as tx:
-        ended = replace(run, last_step=2 * END)
-        counts = {item.metric: item.count for item in observations.list_latest(tx, ended)}
-    assert counts == {"loss": END - 100, "eval": 100}

@@ -30,19 +30,6 @@ def test_delay_stays_within_bounds(backoff: Backoff, attempts: int, chance: floa
     assert backoff.first_seconds / 2 <= backoff.seconds(attempts, chance) <= backoff.cap_seconds
 
 
-@given(backoff=backoffs, attempts=st.integers(1, 200), chance=chances)
-def test_delay_never_shrinks(backoff: Backoff, attempts: int, chance: float) -> None:
-    """With the same random number, each delay is at least as long as the one before."""
-    assert backoff.seconds(attempts, chance) <= backoff.seconds(attempts + 1, chance)
-
-
-@given(attempts=st.integers(1, 200), first=chances, second=chances)
-def test_jitter_grows_with_the_random_number(attempts: int, first: float, second: float) -> None:
-    """Jitter spreads delays over the upper half, in the order of the random numbers."""
-    low, high = sorted((first, second))
-    assert Backoff().seconds(attempts, low) <= Backoff().seconds(attempts, high) <= 2 * Backoff().seconds(attempts, 0)
-
-
 def test_delays_double_up_to_the_cap() -> None:
     """Without jitter and with a cap of 5 s the delays are 1, 2, 4, 5, 5 s."""
     backoff = Backoff(first_seconds=1, cap_seconds=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from evalstop_client.errors import RequestRefused
@@ -23,12 +23,13 @@ from evalstop_client.receivers.kubernetes.kinds import (
 from evalstop_client.receivers.stop.job_control import Gone, Present, Unproven
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import make_stop_request, wait_until_parked
+from tests.clients.receivers.conformance import Conformance, make_stop_request, wait_until_parked
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.cluster import (
     NAMESPACE,
     RECEIVER,
     KubernetesCluster,
+    KubernetesLauncher,
 )
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
@@ -293,3 +294,23 @@ def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesClus
     assert isinstance(restarted.check(), Gone)
     kubernetes.admin.patch(PYTORCH_JOB, job.item, set_field(PYTORCH_JOB.suspend_field, False))
     assert isinstance(job.check(), Present)
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, kubernetes: KubernetesCluster) -> KubernetesLauncher:
+    return KubernetesLauncher(kubernetes, **request.cls.options)
+
+
+@pytest.mark.slow
+class TestSuspendedJob(Conformance):
+    """spec.suspend of a batch/v1 Job."""
+
+    options: ClassVar[dict[str, Any]] = {"kind": JOB}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+class TestQueuedJob(Conformance):
+    """spec.active of Kueue's Workload."""
+
+    options: ClassVar[dict[str, Any]] = {"kind": JOB, "is_queued": True}

@@ -181,24 +181,6 @@ def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
     expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
 
 
-def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
-    """A key works although the dialog's field keeps the focus until the next frame."""
-    page = site.visit("/runs")
-    field_focused, key_handled = page.evaluate(
-        """() => {
-          const [dialog, field] = [document.querySelector("#keys"), document.querySelector("#keys input")];
-          dialog.showModal();
-          field.focus();
-          dialog.close();
-          const key = new KeyboardEvent("keydown", {key: "j", bubbles: true, cancelable: true});
-          return [document.activeElement === field, !document.activeElement.dispatchEvent(key)];
-        }"""
-    )
-    assert field_focused, "precondition: closing a dialog leaves the focus in its field"
-    assert key_handled
-    expect(page.locator(".row-link").first).to_be_focused()
-
-
 def test_command_palette(site: PopulatedSite) -> None:
     """The palette finds pages, actions and runs by name, whatever they are called, and fits 375 px."""
     page = site.visit("/policies")

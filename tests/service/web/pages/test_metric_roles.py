@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import httpx
-from evalstop_service.store import audit, keys, mlflow, runs
+from evalstop_service.store import audit, keys, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.mlflow import MlflowRun
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -75,26 +74,6 @@ def test_only_admins_correct_roles_where_two_people_decide(address: str, databas
     assert (answer.status_code, "only admins" in answer.text) == (403, True)
     with database.reading() as tx:
         assert audit.list_entries(tx, tenant.id, action="run.metrics_changed") == []
-
-
-def test_metric_name_keeps_its_blanks(visitor: httpx.Client, tenant: Tenant) -> None:
-    """A metric logged with blanks around its name can be chosen by that name."""
-    run = open_run_with_unknown_eval(tenant)
-    tenant.post_observations(run, [PostedObservation(" mine ", 0, 0.5)])
-    visitor.post(f"/runs/{run.id}/metrics", data={"eval": " mine ", "csrf": read_csrf_token(visitor)})
-    assert list(tenant.load_run(run).metrics) == [" mine "]
-
-
-def test_params_are_collapsed(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
-    """Params, of which a trainer may log hundreds, are collapsed below the other labels."""
-    run = tenant.open_run(labels={"gpus": "8"})
-    with database.transaction() as tx:
-        mlflow.add_mlflow_run(tx, MlflowRun(run.id, params={"lr": HOSTILE_NAME, "width": "12"}))
-    page = visitor.get(f"/runs/{run.id}").text
-    before, folded = page.split("Params (2)")
-    assert "<bdi>gpus</bdi>" in before
-    assert "<bdi>width</bdi>" in folded
-    assert HOSTILE_NAME not in page
 
 
 def test_invalid_roles_change_nothing(visitor: httpx.Client, tenant: Tenant) -> None:

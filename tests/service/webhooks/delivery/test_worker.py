@@ -12,6 +12,7 @@ import sqlalchemy as sa
 import standardwebhooks
 from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
@@ -19,6 +20,7 @@ from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Answer, Backoff
+from standardwebhooks import Webhook
 
 from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import (
@@ -302,3 +304,31 @@ def test_attempts_are_counted_and_timed(database: Database, project: SeededProje
     assert read_sample("deliveries_total", result="dead") == 1
     assert read_sample("delivery_seconds_count") == 4
     assert read_sample("delivery_lag_seconds_count") == 4
+
+
+def test_slack_endpoint_gets_a_signed_message(database: Database, project: SeededProject) -> None:
+    """An endpoint of the format `slack` gets a text, signed with its decrypted secret."""
+    encryption = Encryption([bytes(32)])
+    with FakeEndpoint(Reply(200, body=b"ok")) as fake:
+        with database.transaction() as tx:
+            endpoint = endpoints.add_endpoint(
+                tx,
+                project.id,
+                url=fake.url,
+                event_types=["*"],
+                now=utc_now(),
+                format="slack",
+                encryption=encryption,
+            )
+            data = {
+                "project": {"id": str(project.id), "name": "alignment"},
+                "run": {"id": str(project.run_id), "name": "ppo <3", "attempt": 1, "labels": {}},
+            }
+            project.add_event(tx, data=data, event_type="run.stopped")
+            encrypted_secret = tx.execute(
+                sa.select(endpoint_rows.c.secret).where(endpoint_rows.c.id == endpoint.id)
+            ).scalar_one()
+        asyncio.run(deliver_until(all_settled(database, project), database, encryption=encryption))
+    (received,) = fake.received
+    message = Webhook(encryption.decrypt(encrypted_secret, endpoint.id)).verify(received.body, received.headers)
+    assert message["text"].startswith("*ppo &lt;3* was stopped\n")
