@@ -60,7 +60,6 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy | Proposal:
     """Store a policy as the next version of its name, or propose it if trainers may rely on it."""
-    policies.require_storable(policy)
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
         latest, document = find_policy(tx, project.id, policy.name), policy_to_document(policy)

@@ -15,9 +15,6 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
 
-RESERVED_NAMES = frozenset({"backtests"})
-"""Names that no policy may have: their addresses are taken by other routes under `/policies`."""
-
 
 def add_shipped(tx: Transaction, project: Project, now: datetime) -> None:
     """Store the shipped policies in a new project."""
@@ -59,7 +56,6 @@ def is_relied_on(tx: Transaction, project: Project, name: str, version: int) -> 
 
 def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPolicy:
     """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
-    require_storable(policy)
     project = projects.lock_project(tx, author.project_id)
     before = policies.find_policy(tx, project.id, policy.name)
     stored = policies.add_policy(tx, project, policy.name, policy_to_document(policy), author.at)
@@ -78,12 +74,6 @@ def change_panel(tx: Transaction, author: Author, project: Project) -> None:
             create_policy(tx, author, with_panel(latest, project.panel))
         except InvalidPolicy as error:
             raise Invalid(f"panel: {error}", "panel", str(error)) from error
-
-
-def require_storable(policy: Policy) -> None:
-    """Raise Invalid for a reserved name."""
-    if policy.name in RESERVED_NAMES:
-        raise Invalid(f"name: {policy.name!r} is reserved; choose another name for the policy", "name", "is reserved")
 
 
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy:

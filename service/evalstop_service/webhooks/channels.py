@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from evalstop_service.webhooks.message import ACT, read_message
+from evalstop_service.webhooks.message import ACT, Message, read_message
 
 SCHEME, OWNER = "mailto:", "owner"
 
@@ -41,7 +41,7 @@ def render_body(endpoint_format: str, body: str, act_url: str | None = None) -> 
 
     `act_url`: the page where people can veto the stop; only messages about a pending stop hold it.
     """
-    return _RENDER[endpoint_format](body, act_url)
+    return body if endpoint_format == Format.STANDARD else _RENDER[endpoint_format](read_message(body, act_url))
 
 
 def is_address(text: str) -> bool:
@@ -55,25 +55,19 @@ def is_mail_url(url: str) -> bool:
     return recipient != url and (recipient == OWNER or is_address(recipient))
 
 
-def _render_email(body: str, act_url: str | None = None) -> str:
-    """Render an event, given in the standard format, as an e-mail."""
-    message = read_message(body, act_url)
-    details = [f"{title}: {detail}" for title, detail in message.details]
-    details += [f"{ACT}: {message.act_url}"] if message.act_url else []
-    lines = [message.headline, "", f"{message.headline}.", *details, *([message.url] if message.url else [])]
-    return "\n".join([*lines, "", " · ".join(message.context), ""])
+def _render_email(message: Message) -> str:
+    act = [f"{ACT}: {message.act_url}"] if message.act_url else []
+    lines = [message.headline, "", f"{message.headline}.", *message.details, *act]
+    lines += [message.url] if message.url else []
+    return "\n".join([*lines, "", message.context, ""])
 
 
-def _render_slack(body: str, act_url: str | None = None) -> str:
-    """Render an event, given in the standard format, as a Slack message; both are JSON."""
-    message = read_message(body, act_url)
-    name = f"*{_escape(message.name)}*" if message.name else ""
-    lines = [f"{message.before}{name}{message.after}"]
-    lines += [f"*{title}*: {_escape(detail)}" for title, detail in message.details]
+def _render_slack(message: Message) -> str:
+    lines = [_escape(text) for text in (message.headline, *message.details)]
     lines += [f"<{message.act_url}|{ACT}>"] if message.act_url else []
-    link = [f"<{message.url}|Open in EvalStop>"] if message.url else []
-    lines.append(" · ".join([*map(_escape, message.context), *link]))
-    return msgspec.json.encode({"text": "\n".join(lines)}).decode()
+    link = f" · <{message.url}|Open in EvalStop>" if message.url else ""
+    text = "\n".join([*lines, _escape(message.context) + link])
+    return msgspec.json.encode({"text": text}).decode()
 
 
 def _escape(text: str) -> str:
@@ -81,21 +75,13 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _render_teams(body: str, act_url: str | None = None) -> str:
-    """Render an event, given in the standard format, as a Teams message; both are JSON."""
-    message = read_message(body, act_url)
-    headline = [_build_run(message.before), _build_run(message.name, weight="Bolder"), _build_run(message.after)]
-    blocks = [_build_block([run for run in headline if run["text"]])]
-    blocks += [
-        _build_block([_build_run(f"{title}: ", weight="Bolder"), _build_run(detail)])
-        for title, detail in message.details
-    ]
-    blocks.append(_build_block([_build_run(" · ".join(message.context), isSubtle=True, size="Small")]))
+def _render_teams(message: Message) -> str:
+    lines = (message.headline, *message.details, message.context)
     card: dict[str, Any] = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
         "version": "1.4",
-        "body": blocks,
+        "body": [{"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": line}]} for line in lines],
     }
     actions = [(ACT, message.act_url), ("Open in EvalStop", message.url)]
     if opened := [{"type": "Action.OpenUrl", "title": title, "url": url} for title, url in actions if url]:
@@ -104,16 +90,7 @@ def _render_teams(body: str, act_url: str | None = None) -> str:
     return msgspec.json.encode({"type": "message", "attachments": [attachment]}).decode()
 
 
-def _build_block(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "RichTextBlock", "inlines": runs}
-
-
-def _build_run(text: str, **style: object) -> dict[str, Any]:
-    return {"type": "TextRun", "text": text, **style}
-
-
-_RENDER: dict[str, Callable[[str, str | None], str]] = {
-    Format.STANDARD: lambda body, _act_url: body,
+_RENDER: dict[str, Callable[[Message], str]] = {
     Format.SLACK: _render_slack,
     Format.TEAMS: _render_teams,
     Format.EMAIL: _render_email,

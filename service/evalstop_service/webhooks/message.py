@@ -48,52 +48,42 @@ class _Event(Struct):
 
 @dataclass(frozen=True)
 class Message:
-    """Texts of one line each. The headline is `before`, the name of the run or policy, and `after`.
+    """Texts of one line each.
 
-    `details`: names and texts. `context`: project and time. `url`: the page of the run or policy, if known.
-    `act_url`: the page where people can veto the stop, if they can.
+    `context`: project and time. `url`: the page of the run or policy, if known. `act_url`: the page where people can
+    veto the stop, if they can.
     """
 
-    before: str
-    name: str
-    after: str
-    details: tuple[tuple[str, str], ...]
-    context: tuple[str, ...]
+    headline: str
+    details: tuple[str, ...]
+    context: str
     url: str | None
     act_url: str | None
-
-    @property
-    def headline(self) -> str:
-        """The headline as plain text."""
-        return f"{self.before}{self.name}{self.after}"
 
 
 def read_message(body: str, act_url: str | None = None) -> Message:
     """The message for an event, given in the standard format."""
     event = msgspec.json.decode(body, type=_Event)
-    before, name, after = _write_headline(event)
     return Message(
-        before,
-        _to_one_line(name),
-        after,
-        tuple((title, _to_one_line(detail)) for title, detail in _list_details(event)),
-        (_to_one_line(f"project {event.data.project.name}"), _format_time(event.timestamp)),
+        _write_headline(event),
+        tuple(f"{title}: {_to_one_line(detail)}" for title, detail in _list_details(event)),
+        f"{_to_one_line(f'project {event.data.project.name}')} · {_format_time(event.timestamp)}",
         event.url,
         act_url if event.data.act_from_messages else None,
     )
 
 
-def _write_headline(event: _Event) -> tuple[str, str, str]:
+def _write_headline(event: _Event) -> str:
     data, headline = event.data, DECLARATIONS[event.type].headline
     if data.run is not None:
-        return "", data.run.name, f" {headline}"
+        return f"{_to_one_line(data.run.name)} {headline}"
     if data.policy is not None and data.rollout_stage is not None:
         stage = data.rollout_stage
-        return "The policy ", data.policy.name, f" {headline} from {stage.from_stage} to {stage.to}"
+        return f"The policy {data.policy.name} {headline} from {stage.from_stage} to {stage.to}"
     if (digest := data.digest) is not None:
-        saved = f": {digest.stops} stops, {digest.gpu_hours_saved:,.0f} GPU-hours saved"
-        return "", data.project.name, f", {headline} {digest.until:%Y-%m-%d}{saved}"
-    return "EvalStop can reach this channel", "", ""
+        saved = f"{digest.stops} stops, {digest.gpu_hours_saved:,.0f} GPU-hours saved"
+        return f"{_to_one_line(data.project.name)}, {headline} {digest.until:%Y-%m-%d}: {saved}"
+    return "EvalStop can reach this channel"
 
 
 def _list_details(event: _Event) -> list[tuple[str, str]]:

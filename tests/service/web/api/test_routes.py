@@ -9,8 +9,6 @@ from pathlib import Path
 import evalstop_service
 import httpx
 import pytest
-from evalstop_service.projects.policies import RESERVED_NAMES
-from evalstop_service.web.api.policies import POLICY_DOCUMENT
 from evalstop_service.web.problems import ProblemKind
 
 from tests.service.web.api.api_calls import Resources, call_route, expect_problem
@@ -56,15 +54,6 @@ def test_unknown_id_is_404_and_malformed_id_is_422(admin: httpx.Client, route: t
     expect_problem(call_route(admin, route, Resources(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
     errors = expect_problem(call_route(admin, route, Resources(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]
-
-
-def test_policy_named_like_a_route_is_refused(admin: httpx.Client) -> None:
-    """Its own address would answer with something else."""
-    literals = {path.split("/")[2] for _, path in ROUTES if path.startswith("/policies/")} - {"{name}"}
-    assert literals == RESERVED_NAMES
-    for name in literals:
-        problem = expect_problem(admin.post("/policies", json=POLICY_DOCUMENT | {"name": name}), 422)
-        assert "is reserved" in problem["detail"]
 
 
 def test_every_problem_kind_is_used() -> None:

@@ -66,24 +66,6 @@ def show_policies(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
     )
 
 
-@router.get("/backtests/{backtest_id}")
-def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
-    """Its findings, those that differ from the recorded decisions first."""
-    with site.database.reading() as tx:
-        backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
-    ordered = backtests.sort_findings(backtest.findings)
-    return render_page(
-        "backtest.html",
-        visitor=visitor,
-        backtest=backtest,
-        figures=backtests.summarize_findings(backtest.findings),
-        differing=sum(finding.differs for finding in ordered),
-        findings=ordered[:MOST_SHOWN],
-        left_out=max(0, len(ordered) - MOST_SHOWN),
-        name_state=formatting.name_state,
-    )
-
-
 @router.get("/{name}")
 def show_policy(name: str, site: SiteOf, visitor: SignedIn, version: VersionNumber = None) -> Response:
     """One version of a policy."""
@@ -205,6 +187,24 @@ def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = ""
     if isinstance(stored, Proposal):
         return RedirectResponse(QUEUE, 303)
     return RedirectResponse(f"/policies/{stored.name}?version={stored.version}", 303)
+
+
+@router.get("/backtests/{backtest_id}")
+def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """Its findings, those that differ from the recorded decisions first."""
+    with site.database.reading() as tx:
+        backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
+    ordered = backtests.sort_findings(backtest.findings)
+    return render_page(
+        "backtest.html",
+        visitor=visitor,
+        backtest=backtest,
+        figures=backtests.summarize_findings(backtest.findings),
+        differing=sum(finding.differs for finding in ordered),
+        findings=ordered[:MOST_SHOWN],
+        left_out=max(0, len(ordered) - MOST_SHOWN),
+        name_state=formatting.name_state,
+    )
 
 
 @router.post("/{name}/edit/try")
