@@ -54,18 +54,13 @@ RUNS_AT_A_TIME = 10
 class Summary:
     """The findings of a backtest, counted over runs. A stop before the turn counts as wrong."""
 
-    runs: Annotated[int, doc("number of replayed runs")]
     stops: Annotated[int, doc("runs that the policy would have stopped")]
     right: Annotated[int, doc("those of these stops whose runs had turned")]
     wrong: Annotated[int, doc("those of these stops whose runs were healthy")]
     unknown: Annotated[int, doc("those of these stops whose outcome is unknown")]
     missed: Annotated[int, doc("runs that turned and that the policy would not have stopped")]
     decided: Annotated[int, doc("recorded stops")]
-    only_policy: Annotated[int, doc("runs that only the policy would have stopped")]
-    only_recorded: Annotated[int, doc("runs that have a recorded stop and that the policy would not have stopped")]
     hours_after: Annotated[float, doc("GPU-hours after the policy's right stops")]
-    hours_wrong: Annotated[float, doc("GPU-hours after the policy's wrong stops")]
-    stops_without_gpus: Annotated[int, doc("stops with unknown GPU-hours")]
     failed: Annotated[int, doc("runs that could not be replayed")]
 
 
@@ -148,25 +143,18 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         verdict=str(verdict.verdict),
         step=step,
         reason=verdict.reason,
-        outcome=_judge_verdict(past, replay),
+        outcome=_judge_stop(past, step, replay),
         hours_after=_estimate_hours_after(past, step),
         calls=replay.calls,
     )
 
 
-def _judge_verdict(past: PastRun, replay: Replay) -> DecisionOutcome:
-    """Whether the final verdict would have been right, by the evals that would judge a recorded decision like it."""
-    verdict = replay.verdicts[-1]
-    if not verdict.stops or verdict.step is None:
-        return _judge_stop(past, None)
-    if verdict.critical is not None:
-        assessment = assess_run(select_evals(past.run, replay.observations, verdict.critical), verdict.step)
-        return judge_decision(assessment.run_outcome, verdict.step, assessment.turn)
-    return _judge_stop(past, verdict.step)
-
-
-def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:
+def _judge_stop(past: PastRun, step: int | None, replay: Replay) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or (None) not to stop it."""
+    critical = replay.verdicts[-1].critical
+    if step is not None and critical is not None:  # that eval alone would judge a recorded decision
+        assessment = assess_run(select_evals(past.run, replay.observations, critical), step)
+        return judge_decision(assessment.run_outcome, step, assessment.turn)
     if past.run_outcome is None:
         return DecisionOutcome.UNKNOWN
     turn = None
@@ -201,20 +189,14 @@ def summarize_findings(findings: Sequence[BacktestFinding]) -> Summary:
     """Count the findings of a backtest."""
     stops = [finding for finding in findings if finding.step is not None]
     by_outcome = {outcome: [stop for stop in stops if stop.outcome is outcome] for outcome in DecisionOutcome}
-    decided = [finding for finding in findings if finding.decided_step is not None]
     return Summary(
-        runs=len(findings),
         stops=len(stops),
         right=len(by_outcome[DecisionOutcome.RIGHT]),
         wrong=len(by_outcome[DecisionOutcome.WRONG]),
         unknown=len(by_outcome[DecisionOutcome.UNKNOWN]),
         missed=sum(finding.run_outcome == RunOutcome.TURNED and finding.step is None for finding in findings),
-        decided=len(decided),
-        only_policy=sum(stop.differs for stop in stops),
-        only_recorded=sum(finding.differs for finding in decided),
+        decided=sum(finding.decided_step is not None for finding in findings),
         hours_after=math.fsum(stop.hours_after or 0.0 for stop in by_outcome[DecisionOutcome.RIGHT]),
-        hours_wrong=math.fsum(stop.hours_after or 0.0 for stop in by_outcome[DecisionOutcome.WRONG]),
-        stops_without_gpus=sum(stop.hours_after is None for stop in stops),
         failed=sum(finding.error is not None for finding in findings),
     )
 
