@@ -10,7 +10,7 @@ from evalstop_client.tensorboard import find_event_files, read_all_scalars
 from evalstop_detectors.roles.recognition import PRESET_TAG
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.rows import LoggedRun, parse_number
+from evalstop_lab.replay.rows import LoggedRun
 
 LARGEST = 256 << 20
 """Bytes of an array, unpacked."""
@@ -40,7 +40,7 @@ def parse_events(path: Path) -> LoggedRun:
     if not has_events:
         raise UnreadableInput(path, "it is not a TensorBoard event file, or it is empty")
     seconds = max(moments) - min(moments) if moments else None
-    return LoggedRun([(None, step, row) for step, row in rows.items()], parse_number, seconds=seconds)
+    return LoggedRun([(None, step, row) for step, row in rows.items()], seconds=seconds)
 
 
 def parse_evaluations(path: Path) -> LoggedRun:
@@ -49,7 +49,7 @@ def parse_evaluations(path: Path) -> LoggedRun:
     Its tag is the trainer, which two names alone do not tell.
     """
     rows = [(None, step, row) for step, row in _read_evaluations(path).items()]
-    return LoggedRun(rows, parse_number, tags={PRESET_TAG: "stable-baselines3"})
+    return LoggedRun(rows, tags={PRESET_TAG: "stable-baselines3"})
 
 
 def _read_evaluations(path: Path) -> dict[int, dict[str, float]]:

@@ -26,8 +26,6 @@ from evalstop_lab.replay.rows import (
     Row,
     add_rows,
     open_log,
-    parse_number,
-    parse_text_number,
     without_gz,
 )
 from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
@@ -93,18 +91,18 @@ class FileLog:
 
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Read every row. A file whose first row names no run holds one, otherwise each row must name its run."""
-        rows, number, name = self._load_rows(errors), parse_text_number if self._is_table else parse_number, self._name
+        rows, name = self._load_rows(errors), self._name
         if not self._has_steps and roles.step not in self._columns:
             columns = ", ".join(sorted(self._columns))[:200]
             errors.append(UnreadableInput(self.place, f"it has no column `{roles.step}`, but {columns}"))
             return
         if self._parse is not None:
             log = _parse_run(self._parse, self.place)
-            name, number = log.name or name, log.parse_cell
+            name = log.name or name
             run = runs.run(name, roles)
             run.gpus, run.seconds, run.total_steps = log.gpus, log.seconds, log.total_steps or run.total_steps
             run.stopped_early, run.doubts_plan = log.stopped_early, log.doubts_plan
-        add_rows(runs, roles, None if self._names_runs else name, rows, number, self.place, errors)
+        add_rows(runs, roles, None if self._names_runs else name, rows, self.place, errors)
         if name in runs.by_name and runs.by_name[name].total_steps is None:
             runs.by_name[name].total_steps = _find_plan(self.place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -60,12 +60,6 @@ def _decode_line(path: Path, number: int, line: bytes) -> str:
     return text
 
 
-NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
-
-
-Number = Callable[[Any, str], float | None]
-"""Parses a cell of this column; None for an empty one."""
-
 STEPS = (
     *("step", "train/global_step", "trainer/global_step", "global_step", "time/total_timesteps", "current_steps"),
     *("_step", "Step", "epoch"),
@@ -85,31 +79,28 @@ TOTAL_STEPS = "total_steps"
 NO_METRICS = frozenset({"run", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
 
 
-def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
-    """Add the values of one row to the run; `number` parses a cell. Returns the number of added values."""
-    added = 0
+def add_row(run: Run, step: int, row: Mapping[str, Any]) -> None:
+    """Add the values of one row to the run."""
     combined = run.roles.combined
     for role, column in run.roles.cells:
         cell = row.get(column)
-        if cell is None or (value := number(cell, column)) is None:
+        if cell is None or (value := parse_number(cell, column)) is None:
             continue
         stderr = row.get(f"{column}_stderr")
-        error = None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role)
+        error = None if stderr is None else check_stderr(parse_number(stderr, f"{column}_stderr"), role)
         if combined and column in combined:
             run.parts.setdefault(column, Series()).add(step, value, error)
         else:
             run.add(role, step, value, error)
-        added += 1
         if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
             run.eval_versions[step] = str(version)
     for column in SECONDS:
-        if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
+        if (cell := row.get(column)) is not None and (seconds := parse_number(cell, column)) is not None:
             run.seconds = max(run.seconds or 0.0, seconds)
     if (cell := row.get(TOTAL_STEPS)) not in (None, "", run.total_steps):
         run.total_steps = parse_total_steps(cell)
     if (cell := row.get("gpus")) is not None:
-        run.gpus = parse_gpus(cell)
-    return added
+        run.gpus = parse_gpus(cell) or run.gpus
 
 
 Row = tuple[int | str | None, object, Mapping[str, Any]]
@@ -124,7 +115,6 @@ class LoggedRun:
     """A log of one run: its rows, and what it tells beside them. `tags`: what tells which metric counts."""
 
     rows: Sequence[Row]
-    parse_cell: Number
     errors: ReadErrors = field(default_factory=list)
     tags: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
@@ -140,7 +130,6 @@ def add_rows(
     roles: Roles,
     name: str | None,
     rows: Iterable[Row],
-    number: Number,
     log: Path | str,
     errors: ReadErrors,
 ) -> None:
@@ -159,34 +148,25 @@ def add_rows(
                 if step is None:
                     continue
             reached[run] = parse_step(step)
-            add_row(runs.run(run, roles), reached[run], cells, number)
+            add_row(runs.run(run, roles), reached[run], cells)
         except ValueError as error:
             line = place if isinstance(place, int) else None
             errors.append(UnreadableInput(log, f"{place}: {error}" if isinstance(place, str) else str(error), line))
 
 
 def parse_number(cell: object, column: str) -> float | None:
-    """Parse a JSON value: a number, null, or the name of a non-finite number."""
-    if cell is None:
-        return None
+    """Parse a number, also as text, nan or inf; null and an empty text are None."""
     if type(cell) is float:
         return cell
-    if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return float(cell) if abs(cell) < 2**1023 else _refuse_number(cell, column)
-    if isinstance(cell, str) and cell.lower() in NOT_FINITE:
-        return NOT_FINITE[cell.lower()]
-    return _refuse_number(cell, column)
-
-
-def parse_text_number(cell: str, column: str) -> float | None:
-    """Parse a text cell: a number, nan, inf, or empty."""
-    text = cell.strip()
-    if not text:
+    if cell is None or cell == "":
         return None
     try:
-        return float(text)
-    except ValueError:
-        return _refuse_number(cell, column)
+        if isinstance(cell, int | str) and not isinstance(cell, bool):
+            return float(cell)
+    except (ValueError, OverflowError):
+        if isinstance(cell, str) and cell.isspace():
+            return None
+    raise ValueError(f"{column} is {format_cell(cell)}; give a number, NaN, Infinity or -Infinity, or leave it out")
 
 
 def check_stderr(value: float | None, role: MetricRole) -> float | None:
@@ -206,7 +186,7 @@ def parse_step(cell: object) -> int:
         return cell
     number = cell
     if isinstance(cell, str):
-        number = int(cell) if cell.strip().isdecimal() else parse_text_number(cell, "step")
+        number = int(cell) if cell.strip().isdecimal() else parse_number(cell, "step")
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
@@ -249,7 +229,3 @@ def format_cell(cell: object) -> str:
     """The cell for a message, shortened and escaped."""
     text = ascii(cell)
     return "missing" if cell is None else text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _refuse_number(cell: object, column: str) -> float:
-    raise ValueError(f"{column} is {format_cell(cell)}; give a number, NaN, Infinity or -Infinity, or leave it out")

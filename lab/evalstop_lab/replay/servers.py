@@ -22,7 +22,7 @@ from evalstop_detectors import MetricRole, find_total_steps
 from evalstop_service.domain.run import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.rows import add_rows, parse_gpus, parse_number, parse_step
+from evalstop_lab.replay.rows import add_rows, parse_gpus, parse_step
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 TRIES = 4
@@ -145,7 +145,7 @@ class MlflowRun:
                 (None, step, {column: value, stderr: stderrs.get(step)})
                 for step, value in self._read_values(column, errors)
             )
-            add_rows(runs, roles, self.name, rows, parse_number, self.place, errors)
+            add_rows(runs, roles, self.name, rows, self.place, errors)
 
     def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class ServiceRun:
             for point in self._read_values(column)
             if point["superseded_by"] is None
         )
-        add_rows(runs, roles, self.name, rows, parse_number, self.place, errors)
+        add_rows(runs, roles, self.name, rows, self.place, errors)
 
     def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
         path = f"/api/v1/runs/{self.document['id']}/observations"

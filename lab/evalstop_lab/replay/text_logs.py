@@ -20,8 +20,6 @@ from evalstop_lab.replay.rows import (
     Row,
     format_cell,
     open_log,
-    parse_number,
-    parse_text_number,
     read_lines,
     without_gz,
 )
@@ -131,7 +129,6 @@ def parse_trainer_state(path: Path) -> LoggedRun:
     ends = (at for at, (_, row) in enumerate(places) if "train_runtime" in row and state.get("best_model_checkpoint"))
     return LoggedRun(
         [(f"entry {index} of log_history", None, row) for index, row in places[: next(ends, None)]],
-        parse_number,
         errors,
         tags=_find_chosen_eval(state, [row for _, row in places]),
         total_steps=planned if isinstance(planned, int) and planned > 0 else None,
@@ -230,4 +227,4 @@ def parse_console(path: Path) -> LoggedRun:
             planned = int(match[1])
         elif match := _OPENRLHF.search(line):
             rows.append((number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))))
-    return LoggedRun(rows, parse_text_number, errors, total_steps=planned)
+    return LoggedRun(rows, errors, total_steps=planned)

@@ -19,7 +19,7 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.rows import TOTAL_STEPS, LoggedRun, parse_gpus, parse_number
+from evalstop_lab.replay.rows import TOTAL_STEPS, LoggedRun, parse_gpus
 from evalstop_lab.replay.runs import ReadErrors
 
 BLOCK = 32 * 1024
@@ -58,7 +58,6 @@ def parse_offline_run(path: Path) -> LoggedRun:
     ]
     return LoggedRun(
         rows,
-        parse_number,
         errors,
         tags=history["params"],
         name=history["name"],
