@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,63 +25,49 @@ from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.rows import add_rows, parse_gpus, parse_step
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
+API = "/api/2.0/mlflow"
 TRIES = 4
 TIMEOUT_SECONDS = 30.0
 
 
 class Remote:
-    """A client of the server at `url`, closed at the end of the block.
+    """A client of the server at `url`, until `open_until` closes.
 
     Transient errors are retried; other errors are raised with the server's message.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, open_until: ExitStack, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None
+    ) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.Client(
-            base_url=self.url,
-            headers=dict(headers),
-            auth=auth,
-            timeout=TIMEOUT_SECONDS,
-            follow_redirects=False,
-            verify=self.url.startswith("https:"),
-        )
+        verify = self.url.startswith("https:")
+        client = httpx.Client(base_url=self.url, headers=headers, auth=auth, timeout=TIMEOUT_SECONDS, verify=verify)
+        self._client = open_until.enter_context(client)
 
-    def __enter__(self) -> Remote:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._client.close()
-
-    def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """GET; parameters that are None are left out."""
-        return self._request("GET", path, params={key: value for key, value in query.items() if value is not None})
-
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST, for servers whose search uses it."""
-        return self._request("POST", path, json={key: value for key, value in body.items() if value is not None})
-
-    def pages(self, ask: Callable[[str | None], dict[str, Any]], items: str, token: str) -> Iterator[dict[str, Any]]:
-        """All items of a listing: `ask` gets the token of the next page, None for the first."""
-        following: str | None = None
+    def list_items(self, path: str, items: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        """All items of a listing, page by page."""
+        token = "page_token" if path.startswith(API) else "cursor"
         while True:
-            page = ask(following)
+            page = self._request(path, fields)
             listed = page.get(items) or []
             if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
                 raise UnreadableInput(self.url, f"`{items}` is not a list of objects; check the kind of server")
             yield from listed
-            before, following = following, page.get(token)
+            following = page.get(f"next_{token}")
             if not following:
                 return
-            if following == before:
+            if following == fields.get(token):
                 raise UnreadableInput(self.url, f"the list of {items} does not end: a page was returned twice")
+            fields[token] = following
 
-    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _request(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         problem = ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(0.25 * 2**attempt)
             try:
-                answer = self._client.request(method, path, **options)
+                is_search = path.endswith("/search")  # MLflow's have a body
+                answer = self._client.post(path, json=fields) if is_search else self._client.get(path, params=fields)
             except httpx.HTTPError as error:
                 problem = str(error) or type(error).__name__
                 continue
@@ -105,7 +91,6 @@ class Remote:
         return document
 
 
-API = "/api/2.0/mlflow"
 RUNS_A_PAGE = 1000
 EXPERIMENTS_A_PAGE = 1000
 POINTS_A_PAGE = 25_000
@@ -118,7 +103,7 @@ class MlflowRun:
     remote: Remote
     run_id: str
     name: str
-    info: Mapping[str, int | None]
+    seconds: float | None
     metrics: frozenset[str]
     tags: Mapping[str, str]
     roles = None
@@ -135,9 +120,7 @@ class MlflowRun:
         run = runs.run(self.name, roles)
         run.gpus = parse_gpus(self.tags.get("gpus"))
         run.total_steps = find_total_steps(self.tags) or run.total_steps
-        started, ended = (self.info.get(key) for key in ("start_time", "end_time"))
-        if started is not None and ended is not None and 0 < started <= ended:
-            run.seconds = (ended - started) / 1000
+        run.seconds = self.seconds
         for column in (column for _, column in roles.cells if column in self.metrics):
             stderr = f"{column}_stderr"
             stderrs = dict(self._read_values(stderr, [])) if stderr in self.metrics else {}
@@ -148,16 +131,8 @@ class MlflowRun:
             add_rows(runs, roles, self.name, rows, self.place, errors)
 
     def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
-        def ask(token: str | None) -> dict[str, Any]:
-            return self.remote.get(
-                f"{API}/metrics/get-history",
-                run_id=self.run_id,
-                metric_key=metric,
-                max_results=POINTS_A_PAGE,
-                page_token=token,
-            )
-
-        for point in self.remote.pages(ask, "metrics", "next_page_token"):
+        path, query = f"{API}/metrics/get-history", {"run_id": self.run_id, "metric_key": metric}
+        for point in self.remote.list_items(path, "metrics", max_results=POINTS_A_PAGE, **query):
             try:
                 yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
             except ValueError as error:
@@ -172,13 +147,9 @@ def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     auth = (user, password or "") if user else None
-    remote = open_until.enter_context(Remote(parts._replace(query="").geturl(), headers, auth))
+    remote = Remote(open_until, parts._replace(query="").geturl(), headers, auth)
 
-    def experiments(page: str | None) -> dict[str, Any]:
-        body = {"max_results": EXPERIMENTS_A_PAGE, "page_token": page}
-        return remote.post(f"{API}/experiments/search", body)
-
-    listed = remote.pages(experiments, "experiments", "next_page_token")
+    listed = remote.list_items(f"{API}/experiments/search", "experiments", max_results=EXPERIMENTS_A_PAGE)
     by_name = {str(item.get("name")): str(item.get("experiment_id")) for item in listed}
     if missing := sorted(set(requested or ()) - by_name.keys()):
         raise UnreadableInput(
@@ -186,12 +157,8 @@ def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]
         )
     ids = [by_name[name] for name in requested or by_name]
 
-    def search(page: str | None) -> dict[str, Any]:
-        return remote.post(
-            f"{API}/runs/search", {"experiment_ids": ids, "max_results": RUNS_A_PAGE, "page_token": page}
-        )
-
-    for item in remote.pages(search, "runs", "next_page_token") if ids else ():
+    found = remote.list_items(f"{API}/runs/search", "runs", experiment_ids=ids, max_results=RUNS_A_PAGE)
+    for item in found if ids else ():
         try:
             yield _parse_run(remote, item)
         except (KeyError, TypeError, AttributeError) as error:
@@ -201,11 +168,12 @@ def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]
 def _parse_run(remote: Remote, item: Mapping[str, Any]) -> MlflowRun:
     info, data = item["info"], item.get("data") or {}
     run_id, name = str(info.get("run_id") or info.get("run_uuid")), info.get("run_name")
+    started, ended = (_parse_milliseconds(info.get(key)) for key in ("start_time", "end_time"))
     return MlflowRun(
         remote,
         run_id,
         f"{name} ({run_id[-8:]})" if name else run_id,  # EvalStop begins ids with the time
-        {key: _parse_milliseconds(info.get(key)) for key in ("start_time", "end_time")},
+        (ended - started) / 1000 if started and ended and started <= ended else None,
         frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
         _to_dict(data.get("tags")) | _to_dict(data.get("params")),
     )
@@ -237,9 +205,13 @@ class ServiceRun:
     def place(self) -> str:
         return f"{self.remote.url}, run {self.name}"
 
+    @property
+    def _path(self) -> str:
+        return f"/api/v1/runs/{self.document['id']}"
+
     def list_metrics(self, errors: ReadErrors) -> set[str]:
         """All metrics that it reported, with a role or without, as the learning rate."""
-        return {item["metric"] for item in self.remote.get(f"/api/v1/runs/{self.document['id']}/metrics")["items"]}
+        return {item["metric"] for item in self.remote.list_items(f"{self._path}/metrics", "items")}
 
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the observations that count, without those of superseded attempts."""
@@ -252,18 +224,12 @@ class ServiceRun:
         rows = (
             (None, point["step"], {column: point["value"], f"{column}_stderr": point["stderr"]})
             for column in roles.columns.values()
-            for point in self._read_values(column)
+            for point in self.remote.list_items(
+                f"{self._path}/observations", "items", metric=column, limit=SERVICE_POINTS_A_PAGE
+            )
             if point["superseded_by"] is None
         )
         add_rows(runs, roles, self.name, rows, self.place, errors)
-
-    def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
-        path = f"/api/v1/runs/{self.document['id']}/observations"
-        return self.remote.pages(
-            lambda cursor: self.remote.get(path, metric=metric, limit=SERVICE_POINTS_A_PAGE, cursor=cursor),
-            "items",
-            "next_cursor",
-        )
 
 
 def read_roles(metrics: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str]) -> Roles:
@@ -285,11 +251,8 @@ def list_service_runs(address: str, open_until: ExitStack) -> Iterator[ServiceRu
     key = os.environ.get("EVALSTOP_KEY")
     if not key:
         raise UnusableArguments(f"{address} needs a key with the scope read; set EVALSTOP_KEY.")
-    remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
-    listed = remote.pages(
-        lambda cursor: remote.get("/api/v1/runs", limit=SERVICE_RUNS_A_PAGE, cursor=cursor), "items", "next_cursor"
-    )
-    for item in listed:
+    remote = Remote(open_until, address, {"Authorization": f"Bearer {key}"})
+    for item in remote.list_items("/api/v1/runs", "items", limit=SERVICE_RUNS_A_PAGE):
         if item.get("pruned_at") is None:
             roles = read_roles(item["metrics"], (item.get("recognition") or {}).get("origins", {}))
             yield ServiceRun(remote, item, str(item["name"]), roles)

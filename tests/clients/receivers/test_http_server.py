@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -164,7 +165,7 @@ def test_bad_secret_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPat
 
 CONNECT: dict[str, Callable[[str], object]] = {
     "kubernetes": lambda scheme: Api(Access(f"{scheme}://127.0.0.1:9")),
-    "replay": lambda scheme: Remote(f"{scheme}://127.0.0.1:9", {}),
+    "replay": lambda scheme: Remote(ExitStack(), f"{scheme}://127.0.0.1:9", {}),
 }
 
 
