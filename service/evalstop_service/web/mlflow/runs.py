@@ -1,14 +1,16 @@
-"""Routes of runs."""
+"""Routes of runs and of the values of their metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from msgspec.structs import replace
 
 from evalstop_service.decisions.commands import tell_trainer_of
+from evalstop_service.domain.fields import Name
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import open_run
 from evalstop_service.store import decisions, mlflow, observations, runs
@@ -197,3 +199,38 @@ def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict
     if run.best_checkpoint is not None:
         tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
     return tags
+
+
+MAX_HISTORY = 1000
+"""More values in one answer would hold up the event loop."""
+
+
+@router.get("/metrics/get-history")
+def get_history(
+    caller: ReadOrIngest,
+    database: Db,
+    metric_key: Annotated[Name, Query()],
+    run_id: UUID,
+    max_results: Annotated[int | None, Query(ge=1)] = None,
+    page_token: Annotated[str | None, Query(pattern=observations.CURSOR)] = None,
+) -> Document:
+    """All values of a metric by step, page by page."""
+    limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
+    after = observations.parse_cursor(page_token)
+    with database.reading() as tx:
+        run = load_run(tx, caller.project_id, run_id)
+        points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
+    values = [
+        {
+            "key": metric_key,
+            "value": encode_number(point.value),
+            "step": point.step,
+            "timestamp": to_milliseconds(point.observed_at or point.received_at),
+        }
+        for point in points
+        if not point.superseded_by
+    ]
+    answer: Document = {"metrics": values}
+    if len(points) == limit:
+        answer["next_page_token"] = points[-1].cursor
+    return answer

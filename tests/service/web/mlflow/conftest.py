@@ -45,17 +45,6 @@ class MlflowClient:
         run = self.get("runs/get", run_id=run_id)["run"]
         return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
 
-    def list_observations(self, run_id: str, metric: str) -> list[dict[str, Any]]:
-        """All values of a metric in the service's own API."""
-        listed: list[dict[str, Any]] = []
-        query: dict[str, Any] = {"metric": metric}
-        while True:
-            page = expect_json(self.api.get(f"/runs/{run_id}/observations", params=query))
-            listed += page["items"]
-            if page["next_cursor"] is None:
-                return listed
-            query["cursor"] = page["next_cursor"]
-
     def get_run(self, run_id: str) -> dict[str, Any]:
         """The run in the service's own API."""
         return expect_json(self.api.get(f"/runs/{run_id}"))

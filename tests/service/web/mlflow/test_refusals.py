@@ -52,8 +52,8 @@ def test_malformed_body_and_key_are_refused(client: MlflowClient) -> None:
     """A body that is not JSON, and a metric key with NUL, are MLflow errors."""
     headers = {"Content-Type": "application/json"}
     expect_error(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
-    metric = {"run_id": client.create_run(), "key": "a\x00", "value": 1, "timestamp": 1}
-    expect_error(client.http.post("runs/log-metric", json=metric), 400, "INVALID_PARAMETER_VALUE")
+    params = {"run_id": client.create_run(), "metric_key": "a\x00"}
+    expect_error(client.http.get("metrics/get-history", params=params), 400, "INVALID_PARAMETER_VALUE")
 
 
 def test_oversized_and_compressed_bodies_are_refused(client: MlflowClient) -> None:

@@ -57,9 +57,9 @@ def test_repeated_batch_changes_nothing(client: MlflowClient) -> None:
     client.post("runs/log-batch", batch)
     conflicting = {"run_id": run_id, "key": "eval_accuracy", "value": 0.9, "timestamp": 1, "step": 1}
     assert client.post("runs/log-metric", conflicting) == {}
-    stored = client.list_observations(run_id, "eval_accuracy")
-    assert [(item["step"], item["value"]) for item in stored] == [(0, 0.1), (1, 0.2), (2, 0.3)]
-    assert stored[0]["time"] == "2023-11-14T22:13:20Z"
+    history = client.get("metrics/get-history", run_id=run_id, metric_key="eval_accuracy")["metrics"]
+    assert [(item["step"], item["value"]) for item in history] == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert history[0]["timestamp"] == 1_700_000_000_000
 
 
 def test_batch_holds_at_most_1000_items(client: MlflowClient) -> None:
@@ -71,7 +71,9 @@ def test_batch_holds_at_most_1000_items(client: MlflowClient) -> None:
         client.http.post("runs/log-batch", json={"run_id": run_id, "metrics": many}), 400, "INVALID_PARAMETER_VALUE"
     )
     assert "metrics" in message
-    assert len(client.list_observations(run_id, "m")) == 1000
+    first = client.get("metrics/get-history", run_id=run_id, metric_key="m", max_results=600)
+    rest = client.get("metrics/get-history", run_id=run_id, metric_key="m", page_token=first["next_page_token"])
+    assert len(first["metrics"]) + len(rest["metrics"]) == 1000
     both = {"run_id": run_id, "metrics": many[:1000], "params": [{"key": "p", "value": "v"}]}
     expect_error(client.http.post("runs/log-batch", json=both), 400, "INVALID_PARAMETER_VALUE")
 
@@ -93,7 +95,8 @@ def test_negative_step_is_ignored(client: MlflowClient) -> None:
     """The other metrics of the batch are stored."""
     run_id = client.create_run()
     client.post("runs/log-batch", {"run_id": run_id, "metrics": build_metrics("m", [1.0, 2.0], start=-1)})
-    assert [item["step"] for item in client.list_observations(run_id, "m")] == [0]
+    history = client.get("metrics/get-history", run_id=run_id, metric_key="m")["metrics"]
+    assert [item["step"] for item in history] == [0]
 
 
 RUN_REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -123,8 +126,9 @@ def test_runs_of_another_project_are_not_found(service: Service, client: MlflowC
     with httpx.Client(base_url=client.http.base_url, headers=headers, timeout=60, trust_env=False) as other:
         for verb, body in RUN_REQUESTS:
             expect_error(other.post(verb, json={"run_id": run_id} | body), 404, "RESOURCE_DOES_NOT_EXIST")
-        for verb in ("runs/get", "artifacts/list"):
-            expect_error(other.get(verb, params={"run_id": run_id}), 404, "RESOURCE_DOES_NOT_EXIST")
+        for verb in ("runs/get", "artifacts/list", "metrics/get-history"):
+            params = {"run_id": run_id, "metric_key": "m"}
+            expect_error(other.get(verb, params=params), 404, "RESOURCE_DOES_NOT_EXIST")
         expect_error(
             other.get("experiments/get", params={"experiment_id": experiment_id}), 404, "RESOURCE_DOES_NOT_EXIST"
         )
