@@ -260,6 +260,13 @@ def test_run_is_compared_with_enough_siblings() -> None:
         assert list_called(msgspec.structs.replace(rule, fewest=4), members) == []
 
 
+def test_median_waits_for_its_first_step() -> None:
+    """No run is stopped before `from_step`."""
+    members = build_all({"a": [1.0], "b": [2.0], "c": [3.0]})
+    assert list_called(GroupRule("median", fewest=1, from_step=EVERY), members) == ["a"]
+    assert list_called(GroupRule("median", fewest=1, from_step=EVERY + 1), members) == []
+
+
 @pytest.mark.parametrize(
     "rule",
     [

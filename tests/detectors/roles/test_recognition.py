@@ -43,6 +43,14 @@ def test_misleading_name_gets_no_role(metric: str) -> None:
     assert recognition.reasons[metric].startswith("no role: ")
 
 
+@pytest.mark.parametrize(
+    "metric", ["approx_kl", "actor/ppo_kl", "train/vllm_kl", "gen_kl_error", "objective/rlhf_reward"]
+)
+def test_misleading_name_alone_gets_no_role(metric: str) -> None:
+    """A misleading name gets no role even if it is the only metric."""
+    assert recognize_roles([metric]).roles == {}
+
+
 @pytest.mark.parametrize(("names", "warned"), [(GRPO, True), (PPO, True), (f"{PPO} eval_win_rate", False), ("", True)])
 def test_missing_eval_gives_a_warning(names: str, warned: bool) -> None:
     """The warning that a run can only be suspect is given if and only if there is no eval."""

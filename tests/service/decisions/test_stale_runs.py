@@ -114,6 +114,18 @@ def test_stale_run_recovers_with_its_next_post(project: ProjectFixture) -> None:
     assert load_health_events(project, run) == ["run.stale", "run.stale"]
 
 
+def test_slow_run_has_a_longer_stale_time(project: ProjectFixture) -> None:
+    """A run that posts every 20 minutes is stale after three times as long."""
+    run = project.open_run()
+    for number in range(6):
+        project.post_observations(run, evals(number / 7, start=number), at(1200 * number))
+    check_until_done(project, at(6000 + 3599))
+    assert load_health_events(project, run) == []
+    assert load_health(project, run).cadence_seconds == 1200
+    check_until_done(project, at(6000 + 3600))
+    assert load_health_events(project, run) == ["run.stale"]
+
+
 def test_heartbeats_keep_a_run_alive(project: ProjectFixture) -> None:
     """A run that sends heartbeats during a long eval is not stale."""
     run = project.open_run()

@@ -84,6 +84,47 @@ def test_lost_connection_is_reported_and_replaced(postgres_database: Database) -
         assert set(runs.lock_runs(tx, [run.id])) == {run.id}
 
 
+def test_last_steps_skip_superseded_observations(project: ProjectFixture) -> None:
+    """The last step of each metric of each run is its highest live one."""
+    first, second, empty = (project.open_run() for _ in range(3))
+    project.post_observations(
+        first, [*evals(0.1, 0.2, 0.3), PostedObservation("loss", 9, 1.0), PostedObservation("ends/with/Ω", 4, 1.0)]
+    )
+    project.post_observations(second, [PostedObservation("eval", 5, math.nan), PostedObservation("gone", 7, 1.0)])
+    project.submit(second, Resumed(6))
+    project.post_observations(second, [PostedObservation("kl", 6, 1.0)])
+    with project.database.reading() as tx:
+        last_steps = observations.load_last_steps(tx, [project.load_run(run) for run in (empty, second, first)])
+    assert last_steps == {
+        first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
+        second.id: {"eval": 5, "kl": 6},
+        empty.id: {},
+    }
+
+
+def test_observations_after_a_step_are_in_order(project: ProjectFixture) -> None:
+    """Live observations of the given metrics from a step on come by step, then by metric."""
+    run = project.open_run()
+    project.post_observations(
+        run,
+        [
+            *evals(0.1, 0.2, 0.3),
+            PostedObservation("loss", 1, 1.0),
+            PostedObservation("loss", 3, 2.0),
+            PostedObservation("kl", 2, 1.0),
+        ],
+    )
+    project.submit(run, Resumed(2))
+    with project.database.reading() as tx:
+        loaded = observations.load_series(tx, run.id, ["loss", "eval"], 1)
+        assert observations.load_series(tx, run.id, [], 0) == []
+    assert loaded == [
+        PostedObservation("eval", 1, 0.2),
+        PostedObservation("loss", 1, 1.0),
+        PostedObservation("eval", 2, 0.3),
+    ]
+
+
 def test_runs_are_listed_by_description_and_labels(project: ProjectFixture) -> None:
     """Runs are found by owner, group, tags, labels and opening time, alone and combined."""
     opened = {

@@ -104,3 +104,16 @@ def test_promotion_needs_a_confirmation_and_demotion_a_reason(service: Service, 
     assert entry["details"]["reason"] == demotion["reason"]
     rollout_stage.review_rollout_stage(service.database, project_id, "early", utc_now())
     assert expect_json(admin.get("/proposals", params={"state": "open"}), 200)["items"] == []
+
+
+def test_easing_a_rollout_stage_is_proposed_where_two_people_decide(admin: httpx.Client) -> None:
+    """The answer is 202 with the proposal, and the terms stay; stricter terms are set and answered with the stage."""
+    expect_json(admin.patch("/project", json={"second_person": True}), 200)
+    terms = {"required_precision": 0.9, "canary_share": 0.2}
+    path = "/policies/default/rollout-stage"
+    assert expect_json(admin.put(path, json=terms), 200)["stage"] == "shadow"
+    proposal = expect_json(admin.put(path, json=terms | {"canary_share": 0.5}), 202)
+    assert (proposal["kind"], proposal["state"]) == ("change_stage", "open")
+    assert expect_json(admin.get(path), 200)["canary_share"] == 0.2
+    assert expect_json(admin.put(path, json=terms | {"canary_share": 0.1}), 200)["canary_share"] == 0.1
+    expect_problem(admin.put("/policies/nosuch/rollout-stage", json=terms), 404)

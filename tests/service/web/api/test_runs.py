@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from tests.service.web.api.api_calls import (
     list_pages,
     open_run,
 )
+from tests.service.web.api.conftest import Service
 
 
 def test_run_is_opened_once_by_name_and_found(admin: httpx.Client) -> None:
@@ -180,3 +182,52 @@ def test_invalid_answers_are_refused(admin: httpx.Client) -> None:
         admin.post(f"/runs/{run_id}/eval-requests/{run_id}/answer", json={"difference": 0, "stderr": 1}), 404
     )
     assert expect_json(admin.get(f"/runs/{run_id}/eval-requests"), 200)["items"][0]["answered_at"] is None
+
+
+def test_job_and_opening_distinguish_runs_of_one_name(admin: httpx.Client) -> None:
+    """Another job gets a new run, a repeated request its own run, and `resume` the latest run of the job."""
+    name, opening = uuid.uuid4().hex, str(uuid.uuid4())
+    job_run = {"name": name, "job": "slurm:alpha:1"}
+    first = expect_json(admin.post("/runs", json=job_run | {"opening": opening}), 201)
+    assert expect_json(admin.post("/runs", json=job_run), 200)["id"] == first["id"]
+    second = expect_json(admin.post("/runs", json={"name": name, "job": "slurm:alpha:2"}), 201)
+    assert (first["name"], second["name"]) == (name, f"{name}-2")
+    finished = expect_json(admin.post(f"/runs/{first['id']}/finish", json={"status": "completed"}), 200)
+    assert expect_json(admin.post("/runs", json=job_run | {"opening": opening}), 200) == finished
+    point = {"metric": "eval", "step": 1, "value": 0.5}
+    receipt = expect_json(admin.post(f"/runs/{first['id']}/observations", json={"observations": [point]}), 200)
+    assert receipt["status"] == "completed"
+    refused = expect_problem(admin.post("/runs", json=job_run | {"resume": "must", "mode": "shadow"}), 409)
+    assert "mode enforce, not shadow" in refused["detail"]
+    resumed = expect_json(admin.post("/runs", json=job_run | {"resume": "must"}), 200)
+    assert (resumed["id"], resumed["status"]) == (first["id"], "running")
+    expect_problem(admin.post("/runs", json={"name": uuid.uuid4().hex, "resume": "must"}), 404)
+    expect_problem(admin.post("/runs", json=job_run | {"resume": "never"}), 422)
+
+
+def test_answered_request_is_no_longer_listed_as_open(service: Service, admin: httpx.Client) -> None:
+    """A request shows the current checkpoint once it exists, and only the first answer counts."""
+    run_id, request_id = create_eval_request(admin)
+    project = expect_json(admin.get("/project"), 200)["name"]
+    trainer = service.open_client(project, "ingest")
+    receiver = service.open_client(project, "report")
+    reader = service.open_client(project, "read")
+    (eval_request,) = expect_json(receiver.get("/eval-requests", params={"run_id": run_id}), 200)["items"]
+    assert (eval_request["id"], eval_request["number"], eval_request["multiplier"]) == (request_id, 1, 4)
+    assert eval_request["best_checkpoint"] == {"step": 30, "uri": "file:///30"}
+    assert eval_request["current_checkpoint"] is None
+    checkpoint = {"step": eval_request["step"] + 1, "uri": "file:///now"}
+    expect_json(trainer.post(f"/runs/{run_id}/checkpoints", json=checkpoint), 201)
+    assert expect_json(reader.get("/eval-requests"), 200)["items"][0]["current_checkpoint"] == checkpoint
+
+    path, answer = f"/runs/{run_id}/eval-requests/{request_id}/answer", {"difference": -2.0, "stderr": 0.5}
+    expect_problem(reader.post(path, json=answer), 403)
+    answered = expect_json(receiver.post(path, json=answer), 200)
+    assert answered["request"]["probability_after"] > answered["request"]["probability"]
+    assert expect_json(trainer.post(path, json=answer), 200)["request"] == answered["request"]
+    assert (
+        "the first answer stands"
+        in expect_problem(trainer.post(path, json={"difference": 1, "stderr": 0}), 409)["detail"]
+    )
+    assert expect_json(reader.get("/eval-requests"), 200)["items"] == []
+    assert expect_json(reader.get(f"/runs/{run_id}/eval-requests"), 200)["items"] == [answered["request"]]

@@ -197,6 +197,13 @@ def test_callback_works_once_and_in_one_browser(service: OpenIdService) -> None:
         assert other.get(answer).status_code == 401
 
 
+def test_next_stays_on_this_host(service: OpenIdService) -> None:
+    """A sign-in link whose `next` is on another host leads to the overview."""
+    with service.open_browser() as browser:
+        answer = browser.get(sign_in_at_provider(browser, "dana", "//evil.example/"))
+        assert 'content="0;url=/"' in answer.text
+
+
 def test_openid_routes_need_a_provider(anonymous: httpx.Client) -> None:
     """Without a provider the routes are not found, and the form does not offer them."""
     assert anonymous.get("/openid/start").status_code == 404
