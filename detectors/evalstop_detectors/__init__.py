@@ -10,7 +10,7 @@ from evalstop_detectors.checkpoint.choice import (
 from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_values, start_combining
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, InvalidRule, OutOfOrder, StaleState
-from evalstop_detectors.observation import ROLES, Column, Columns, MetricRole, Observation, to_columns
+from evalstop_detectors.observation import ROLES, MetricRole, Observation
 from evalstop_detectors.policy.catalog import (
     DETECTORS,
     NOTHING_SEEN,
@@ -24,7 +24,7 @@ from evalstop_detectors.policy.codec import (
     policy_from_document,
     policy_to_document,
 )
-from evalstop_detectors.policy.monitor import advance, advance_parts, replay, step
+from evalstop_detectors.policy.monitor import advance, replay, step
 from evalstop_detectors.policy.policy import Member, Policy
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.policy.state import (
@@ -56,8 +56,6 @@ __all__ = [
     "ROLES",
     "Action",
     "Call",
-    "Column",
-    "Columns",
     "CombinedState",
     "Detector",
     "DetectorError",
@@ -88,7 +86,6 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "advance",
-    "advance_parts",
     "check_rule",
     "choose_best",
     "choose_direction",
@@ -111,5 +108,4 @@ __all__ = [
     "state_from_json",
     "state_to_json",
     "step",
-    "to_columns",
 ]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from itertools import chain, repeat
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -33,6 +31,9 @@ class MetricRole(StrEnum):
     PROXY = "proxy"
     EVAL = "eval"
     PAIRED = "paired"
+
+    # That of enums is written in Python, and each observation is looked up by its role several times.
+    __hash__ = str.__hash__
 
 
 RANK = {role: rank for rank, role in enumerate(MetricRole)}
@@ -111,52 +112,3 @@ class Observation(Struct, frozen=True):
     def finite(self) -> bool:
         """False for NaN and the infinities, which are evidence themselves and enter no arithmetic."""
         return math.isfinite(self.value)
-
-
-class Column(NamedTuple):
-    """Several values of one role, by ascending step, with higher values better as in Observation.
-
-    `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one. The eval was
-    measured in the same way throughout. `observations`: what the column was made of, so that detectors which take one
-    after the other need not make them again; None: it was read as a column.
-    """
-
-    steps: Sequence[int]
-    values: Sequence[float]
-    stderrs: Sequence[float | None] | None = None
-    progress: Sequence[float | None] | None = None
-    observations: Sequence[Observation] | None = None
-
-
-NO_VALUES = Column((), ())
-
-Columns = Mapping[MetricRole, Column]
-"""Observations of one run by role; no column is empty."""
-
-
-def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
-    """The observations, sorted by `order`, as columns."""
-    by_role: dict[MetricRole, list[Observation]] = defaultdict(list)
-    for item in observations:
-        by_role[item.role].append(item)
-    return {
-        role: Column(
-            [item.step for item in items],
-            [item.value for item in items],
-            [item.stderr for item in items],
-            [item.progress for item in items],
-            items,
-        )
-        for role, items in by_role.items()
-    }
-
-
-def to_observations(columns: Columns) -> list[Observation]:
-    """The observations of these columns, sorted by `order`."""
-    lists = [column.observations or _make_observations(role, column) for role, column in columns.items()]
-    return list(lists[0]) if len(lists) == 1 else sorted(chain.from_iterable(lists), key=lambda item: item.order)
-
-
-def _make_observations(role: MetricRole, column: Column) -> list[Observation]:
-    stderrs, progress = column.stderrs or repeat(None), column.progress or repeat(None)
-    return list(map(Observation, repeat(role), column.steps, column.values, stderrs, progress))

@@ -56,7 +56,7 @@ def compute_verdicts(policy: Policy, observations: list[Observation]) -> dict[st
     state, numbers = start(policy), hashlib.sha256()
     for observation in observations:
         state, verdict = step(policy, state, observation)
-        for item in state.evidence:
+        for item in state.evidence[: len(policy.members)]:
             if item is not None:
                 numbers.update(f"{item.value.hex()} {item.turn_step};".encode())
         numbers.update(f"{verdict.verdict} {verdict.step} {verdict.turn_step}\n".encode())

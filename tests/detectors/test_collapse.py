@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from evalstop_detectors import MetricRole, Observation, to_columns
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.collapse import Collapse
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.detectors.strategies import collect_evidence, eval_series
@@ -187,27 +185,3 @@ def test_noise_alone_stops_no_run() -> None:
     """Of 100 plateaus with heavy-tailed noise, none is stopped."""
     rng = np.random.default_rng(1)
     assert all(find_stop(draw_rise(rng, 0) + 0.05 * rng.standard_t(3, EVALS)) is None for _ in range(100))
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 120), st.sampled_from([0.0, 0.02, 0.3, 2.0]))
-def test_run_at_once_equals_one_eval_at_a_time(seed: int, evals: int, noise: float) -> None:
-    """`fold` of a run with falls that last and falls that heal gives the state and evidence of `step` by `step`."""
-    rng = np.random.default_rng(seed)
-    scores = np.arange(evals) / evals + noise * rng.normal(size=evals)
-    for _ in range(2):
-        begin = int(rng.integers(0, evals))
-        scores[begin : begin + int(rng.integers(1, 30))] -= rng.choice([0.6, 3.0])
-    scores[0] += rng.choice([0.0, 3.0])
-    scores[rng.random(evals) < 0.03] = np.nan
-    stderr = noise if rng.random() < 0.5 else None
-    planned = evals * rng.choice([0.3, 1.0, 3.0])
-    run = [
-        Observation(MetricRole.EVAL, 2 * step, score, stderr, float(min(1.0, step / planned)))
-        for step, score in enumerate(scores.tolist())
-    ]
-    for role in (MetricRole.PROXY, MetricRole.KL):
-        steps = np.flatnonzero(rng.random(2 * evals) < rng.choice([0.0, 0.7]))
-        run += [Observation(role, step, float(rng.random())) for step in steps.tolist()]
-    run.sort(key=lambda item: item.order)
-    detector = Collapse()
-    assert detector.fold(detector.start(), None, to_columns(run)) == detector.fold_steps(detector.start(), None, run)

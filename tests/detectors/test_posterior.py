@@ -9,7 +9,6 @@ from importlib import resources
 import numpy as np
 from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.posterior import Posterior
-from evalstop_detectors.observation import to_columns
 from evalstop_detectors.posterior import network
 from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
 from hypothesis import given
@@ -30,28 +29,6 @@ def run_detector(scores: list[float], planned: int | None = None, detector: Post
         for step, score in enumerate(scores)
     ]
     return collect_values(detector or Posterior(), observations)
-
-
-@given(
-    entries=st.lists(
-        st.tuples(
-            st.integers(0, 9),
-            st.sampled_from([MetricRole.KL, MetricRole.PROXY, MetricRole.EVAL]),
-            eval_values | st.sampled_from([math.nan, math.inf]),
-        ),
-        unique_by=lambda item: item[:2],
-        max_size=30,
-    )
-)
-def test_columns_equal_single_observations(entries: list[tuple[int, MetricRole, float]]) -> None:
-    """Observations as columns give the same state and evidence as one by one."""
-    detector = Posterior()
-    state = detector.start()
-    observations = sorted(
-        (Observation(role, step, value) for step, role, value in entries), key=lambda item: item.order
-    )
-    one_by_one = detector.fold_steps(state, state.evidence, observations)
-    assert detector.fold(state, state.evidence, to_columns(observations)) == one_by_one
 
 
 @given(run=st.lists(given_values, min_size=12, max_size=12))

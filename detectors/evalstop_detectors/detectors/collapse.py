@@ -87,20 +87,10 @@ class Course(Struct, frozen=True):
     kl: float = 0.0
     kl_tops: tuple[float, ...] = ()
 
-    def add_values(self, proxies: Sequence[float], kls: Sequence[float]) -> Course:
-        """The course with these values, without those that are not finite."""
-        origin, total, count, top = self.origin, self.total, self.count, self.kl
-        for value in map(clipped, filter(math.isfinite, proxies)):
-            origin = value if origin is None else origin
-            total, count = clipped(total + clipped(value - origin)), count + 1
-        for value in kls:
-            if top < value < math.inf:
-                top = clipped(value)
-        return (
-            self
-            if count == self.count and top == self.kl
-            else replace(self, origin=origin, total=total, count=count, kl=top)
-        )
+    def add_proxy(self, value: float) -> Course:
+        value = clipped(value)
+        origin = value if self.origin is None else self.origin
+        return replace(self, origin=origin, total=clipped(self.total + clipped(value - origin)), count=self.count + 1)
 
     def add_eval(self) -> Course:
         """The course up to an eval, which ends what was waiting for it."""
@@ -228,9 +218,12 @@ class Collapse(EvalDetector[CollapseState], frozen=True):
         course = state.course.add_eval()
         return CollapseState(noise, start, top, steps, first_step, (low, high), course, fall, evidence)
 
-    def take_values(self, state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:
-        course = state.course.add_values(proxies, kls)
-        return state if course is state.course else replace(state, course=course)
+    def take_proxy(self, state: CollapseState, value: float) -> CollapseState:
+        return replace(state, course=state.course.add_proxy(value))
+
+    def take_kl(self, state: CollapseState, value: float) -> CollapseState:
+        course = state.course
+        return replace(state, course=replace(course, kl=clipped(value))) if value > course.kl else state
 
     def take_answer(self, state: CollapseState, observation: Observation) -> CollapseState:
         """Process a paired evaluation: how far the run is below its best."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_right
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import MetricRole, Observation
 
 # The range of a parameter in a policy. The upper bounds exclude what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -88,10 +86,6 @@ class EvalRequest(Struct, frozen=True):
     multiplier: int
 
 
-Changes = list[tuple[tuple[int, int], Evidence]]
-"""The `order` of each observation at which the evidence became a new object, and that object."""
-
-
 S = TypeVar("S")
 
 
@@ -99,8 +93,7 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     """A pure function over one run's roles, folded one observation at a time.
 
     The fields are the parameters that a policy may set; their types are the schema. States are frozen structs of finite
-    JSON values. `step` is only called with observations of `roles`, sorted by `order`, each once. A detector that is
-    faster on several observations overrides `fold`.
+    JSON values. `step` is only called with observations of `roles`, sorted by `order`, each once.
     """
 
     name: ClassVar[str]
@@ -137,21 +130,6 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
         """Process one observation."""
         raise NotImplementedError
 
-    def fold(self, state: S, evidence: Evidence | None, columns: Columns) -> tuple[S, Changes]:
-        """Process columns of its roles from a state and its evidence, with the same result as one `step` after the
-        other."""
-        return self.fold_steps(state, evidence, to_observations(columns))
-
-    def fold_steps(self, state: S, evidence: Evidence | None, observations: Sequence[Observation]) -> tuple[S, Changes]:
-        """The reference result of every `fold`."""
-        changes: Changes = []
-        for observation in observations:
-            state, latest = self.step(state, observation)
-            if latest is not evidence:
-                evidence = latest
-                changes.append((observation.order, latest))
-        return state, changes
-
     def with_requests(self, requests: EvalRequests) -> Detector[S]:
         """The detector, set to ask for paired evaluations; itself if it never asks."""
         return self
@@ -178,8 +156,12 @@ class EvalDetector(Detector[E], frozen=True):
         """The state after an eval."""
         raise NotImplementedError
 
-    def take_values(self, state: E, proxies: Sequence[float], kls: Sequence[float]) -> E:
-        """The state after these values of proxy and KL, finite or not, that came since the last eval."""
+    def take_proxy(self, state: E, value: float) -> E:
+        """The state after a value of the proxy."""
+        raise NotImplementedError
+
+    def take_kl(self, state: E, value: float) -> E:
+        """The state after a value of KL."""
         raise NotImplementedError
 
     def take_answer(self, state: E, observation: Observation) -> E:
@@ -187,37 +169,14 @@ class EvalDetector(Detector[E], frozen=True):
         raise NotImplementedError
 
     def step(self, state: E, observation: Observation) -> tuple[E, Evidence]:
-        if observation.finite:
-            match observation.role:
-                case MetricRole.EVAL:
-                    state = self.take_eval(state, observation)
-                case MetricRole.PROXY:
-                    state = self.take_values(state, (observation.value,), ())
-                case MetricRole.KL:
-                    state = self.take_values(state, (), (observation.value,))
-                case _:
-                    state = self.take_answer(state, observation)
+        role, value = observation.role, observation.value
+        if math.isfinite(value):
+            if role is MetricRole.PROXY:
+                state = self.take_proxy(state, value)
+            elif role is MetricRole.KL:
+                state = self.take_kl(state, value)
+            elif role is MetricRole.EVAL:
+                state = self.take_eval(state, observation)
+            else:
+                state = self.take_answer(state, observation)
         return state, state.evidence
-
-    def fold(self, state: E, evidence: Evidence | None, columns: Columns) -> tuple[E, Changes]:
-        if not columns or MetricRole.PAIRED in columns:
-            return self.fold_steps(state, evidence, to_observations(columns))
-        changes: Changes = []
-        first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]
-        if state.evidence is not evidence and first[1] != rank:
-            evidence = state.evidence
-            changes.append((first, state.evidence))
-        proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
-        proxy = kl = 0
-        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
-            proxies_end, kls_end = bisect_right(proxies.steps, item.step, proxy), bisect_right(kls.steps, item.step, kl)
-            if proxies_end > proxy or kls_end > kl:
-                state = self.take_values(state, proxies.values[proxy:proxies_end], kls.values[kl:kls_end])
-                proxy, kl = proxies_end, kls_end
-            state, latest = self.step(state, item)
-            if latest is not evidence:
-                evidence = latest
-                changes.append(((item.step, rank), latest))
-        if len(proxies.steps) > proxy or len(kls.steps) > kl:
-            state = self.take_values(state, proxies.values[proxy:], kls.values[kl:])
-        return state, changes

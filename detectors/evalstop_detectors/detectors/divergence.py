@@ -117,13 +117,10 @@ class Divergence(EvalDetector[DivergenceState], frozen=True):
     control_variate: bool = True
     noisy_from: Amount = 0.05
 
-    def take_values(self, state: DivergenceState, proxies: Sequence[float], kls: Sequence[float]) -> DivergenceState:
-        """With the latest finite one of these, relative to the first of the run."""
-        finite = [value for value in proxies if math.isfinite(value)]
-        if not finite:
-            return state
-        origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
-        return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
+    def take_proxy(self, state: DivergenceState, value: float) -> DivergenceState:
+        value = clipped(value)
+        origin = value if state.proxy is None else state.proxy_origin
+        return replace(state, proxy=clipped(value - origin), proxy_origin=origin)
 
     def take_eval(self, state: DivergenceState, observation: Observation) -> DivergenceState:
         if (proxy := state.proxy) is None:

@@ -20,7 +20,6 @@ Not done    A plateau is fitted with a peak and passes for one: over-optimizatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -151,10 +150,8 @@ class GaoFit(EvalDetector[GaoFitState], frozen=True):
     least_fall: Annotated[float, Meta(ge=0, le=1e6)] = 0.1
     misfit: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
 
-    def take_values(self, state: GaoFitState, proxies: Sequence[float], kls: Sequence[float]) -> GaoFitState:
-        """With the latest finite one of these."""
-        latest = next(filter(math.isfinite, reversed(kls)), None)
-        return state if latest is None else replace(state, kl=min(max(latest, 0.0), _FARTHEST**2))
+    def take_kl(self, state: GaoFitState, value: float) -> GaoFitState:
+        return replace(state, kl=min(value, _FARTHEST**2) if value > 0 else 0.0)
 
     def take_eval(self, state: GaoFitState, observation: Observation) -> GaoFitState:
         if state.kl is None:

@@ -37,7 +37,6 @@ Short       Of a run with few evals each is a large share, so waiting for anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -163,8 +162,9 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
 
     def take_eval(self, state: PosteriorState, observation: Observation) -> PosteriorState:
-        count = state.features.evals
-        if self.most_evals is not None and (count >= self.most_evals or (not count and observation.progress is None)):
+        if self._is_too_long(state) or (
+            self.most_evals is not None and not state.features.evals and observation.progress is None
+        ):
             return state if state.evidence is _NOT_SHORT else replace(state, evidence=_NOT_SHORT)
         features, features_seen = advance(state.features, _given(state, observation, clipped(observation.value)))
         seen = round_features(features_seen)
@@ -193,15 +193,16 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
             state = replace(state, **request, asked_evals=int(features.evals), asked_since=int(features.since))
         return self._with_evidence(state, outlook, added, observation.progress)
 
-    def take_values(self, state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
-        """Process values of the proxy and of KL, finite or not, before the next eval."""
-        origin, waiting, total = state.proxy_origin, state.waiting, state.waiting_proxy
-        for value in map(clipped, filter(math.isfinite, proxies)):
-            if origin is None:
-                origin = value
-            waiting, total = waiting + 1, clipped(total + clipped(value - origin))
-        kl = next(map(clipped, filter(math.isfinite, reversed(kls))), state.kl)
-        return replace(state, proxy_origin=origin, waiting=waiting, waiting_proxy=total, kl=kl)
+    def take_proxy(self, state: PosteriorState, value: float) -> PosteriorState:
+        if self._is_too_long(state):
+            return state
+        value = clipped(value)
+        origin = value if state.proxy_origin is None else state.proxy_origin
+        total = clipped(state.waiting_proxy + clipped(value - origin))
+        return replace(state, proxy_origin=origin, waiting=state.waiting + 1, waiting_proxy=total)
+
+    def take_kl(self, state: PosteriorState, value: float) -> PosteriorState:
+        return state if self._is_too_long(state) else replace(state, kl=clipped(value))
 
     def take_answer(self, state: PosteriorState, observation: Observation) -> PosteriorState:
         """Process a paired evaluation. One without a standard error, or for a run that never moved, is ignored."""
@@ -270,6 +271,10 @@ class Posterior(EvalDetector[PosteriorState], frozen=True):
                 note += f"; held at {format_percent(value)}: a sudden fall, and a paired evaluation is awaited"
             evidence = replace(evidence, value=value, note=note)
         return state if evidence == state.evidence else replace(state, evidence=evidence)
+
+    def _is_too_long(self, state: PosteriorState) -> bool:
+        """Whether no later eval can change the evidence."""
+        return self.most_evals is not None and state.features.evals >= self.most_evals
 
     def _skips(self, evals: float, progress: float | None, planned_from: float = 0.0) -> bool:
         """Whether the run is too long to be judged, or too early in its plan; or its plan is not known."""

@@ -1,41 +1,21 @@
 """The one function that service, replay and simulator share: observations in, a new state and a verdict out.
 
-`step` takes one observation, `advance` several, with the same result at lower cost. How a run is split into
-batches makes no difference. Changed evidence is always a new object; detectors return the same object while their
-evidence is unchanged.
+How a run is split into batches makes no difference. Changed evidence is always a new object; detectors return the same
+object while their evidence is unchanged.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice, pairwise, repeat
-from operator import attrgetter, itemgetter, lt
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import (
-    RANK,
-    Columns,
-    MetricRole,
-    Observation,
-    Order,
-    to_columns,
-)
+from evalstop_detectors.observation import RANK, MetricRole, Observation
 from evalstop_detectors.policy.catalog import Call, Verdict
-from evalstop_detectors.policy.opening import Opening, Openings, list_finite_evals
-from evalstop_detectors.policy.panel import Calls, PanelState, add_calls, fold_observers, step_observers
 from evalstop_detectors.policy.policy import Policy
-from evalstop_detectors.policy.state import MonitorState, start, start_anew
-
-Change = tuple[Order, int, Evidence | None]
-"""A member's new evidence from this observation on; None: unchanged."""
-
-_FEW = 4  # observations; up to this many it is faster to take them one by one
+from evalstop_detectors.policy.state import MonitorState, start
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
@@ -43,91 +23,8 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
 
     A role outside `policy.roles` changes nothing, not even the step of the verdict.
     """
-    role = observation.role
-    if role not in policy.roles:
-        return state, state.verdict
-    if policy.critical:
-        return _step_guarded(policy, state, observation)
-    order = observation.order
-    if state.last is not None and order <= state.last:
-        raise _out_of_order(role, order[0])
-    changed = observation.eval_version != state.eval_version
-    if changed:
-        state = start_anew(policy, state, observation.eval_version)
-    panel = step_observers(policy, state.panel, observation) if policy.observers else state.panel
-    is_eval, opening = role is MetricRole.EVAL and observation.finite, state.opening
-    if is_eval:
-        opening = opening.add_eval(state.evals, observation.value)
-    elif role is MetricRole.LEARNING_RATE:
-        opening = opening.add_rate(observation.value)
-        if opening is state.opening and not changed and not policy.shows_rates:
-            return state, state.verdict  # `last` stays too: the evals before it are not late
-    if role not in policy.deciding_roles:
-        return replace(state, last=order, panel=panel, opening=opening), state.verdict
-    states, evidence = list(state.states), list(state.evidence)
-    # While nothing calls for a stop, and the evidence stays, the number of evals changes no verdict.
-    may_settle = state.verdict.verdict is not Call.CONTINUE and not _is_settled(policy, state.evals, state.opening)
-    stale, calls = changed or may_settle or state.verdict.step is None, panel.calls
-    for index, detector_step in policy.shown[role]:
-        states[index], latest = detector_step(states[index], observation)
-        if latest is not evidence[index]:
-            evidence[index], stale = latest, True
-            calls = add_calls(policy, calls, index, [(order, latest)])
-    if calls is not panel.calls:
-        panel = PanelState(panel.states, panel.evidence, calls)
-    evals = state.evals + is_eval
-    verdict, suspect_step = state.verdict, state.suspect_step
-    if not policy.keeps(verdict):
-        before = verdict
-        if stale:
-            verdict = _follow(before, policy.judge(evidence, order[0], evals, opening))
-            if suspect_step is None and verdict.verdict is not before.verdict:
-                suspect_step = order[0]
-        elif verdict.step != order[0] and not verdict.stops:
-            verdict = _moved_to(verdict, order[0])
-    version = state.eval_version
-    return MonitorState(
-        tuple(states), tuple(evidence), order, evals, verdict, suspect_step, version, (), panel, opening
-    ), verdict
-
-
-def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
-    """Add one observation of a run with critical evals: each has its own monitor.
-
-    An eval is shown only to its monitor, everything else to all. The first monitor that calls for a stop determines the
-    verdict; otherwise it is that of the watched score, unless that is `continue` and another suspects.
-    """
-    is_shared = observation.role is not MetricRole.EVAL
-    guarded = tuple(
-        step(policy.guarding if index else policy.unguarded, item, observation)[0]
-        if is_shared or observation.critical == index
-        else item
-        for index, item in enumerate(state.guarded)
-    )
-    verdict, at = state.verdict, observation.step
-    if not policy.keeps(verdict):
-        calling = [index for index, item in enumerate(guarded) if item.verdict.verdict is Call.STOP]
-        calling += [index for index, item in enumerate(guarded) if item.verdict.verdict is Call.SUSPECT]
-        verdict = _follow(verdict, _name_critical(policy, guarded, calling[0] if calling else 0))
-        verdict = verdict if verdict.stops or verdict.step == at else _moved_to(verdict, at)
-    first, suspect_step = guarded[0], state.suspect_step
-    if suspect_step is None and verdict.verdict is not Call.CONTINUE:
-        suspect_step = at
-    last = observation.order if state.last is None else max(state.last, observation.order)
-    return replace(first, last=last, verdict=verdict, suspect_step=suspect_step, guarded=guarded), verdict
-
-
-def _follow(before: Verdict, judged: Verdict) -> Verdict:
-    """The verdict after a new judgment: a stop stays as it was reached until the run may continue."""
-    return before if before.stops and judged.verdict is not Call.CONTINUE else judged
-
-
-def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) -> Verdict:
-    verdict = guarded[index].verdict
-    if index == 0:
-        return verdict
-    name = policy.critical[index - 1]
-    return replace(verdict, critical=name, reason=f"critical eval {name}: {verdict.reason}")
+    state, _ = advance(policy, state, (observation,))
+    return state, state.verdict
 
 
 def advance(
@@ -149,191 +46,186 @@ def advance(
     >>> state.verdict.reason
     'k_decline: 3 consecutive declines of eval, k = 3'
     """
-    # 1. Roles that the policy does not watch are dropped first, so that they cost nothing more.
-    watched = [item for item in observations if item.role in policy.roles]
-    if policy.critical or len(watched) <= _FEW:
-        return _step_through(policy, state, watched)
-    if watched[-1].eval_version != state.eval_version:
-        return advance_parts(policy, state, _split_by_version(watched))
-    _check_order(state.last, watched)
-    columns = to_columns(watched)
-    openings = Openings(state.opening, state.evals, columns)
-    shown = [role for role in columns if policy.shows_rates or role is not MetricRole.LEARNING_RATE]
-    ends = [order for order in (state.last, openings.last_rate) if order is not None]
-    last = max([*ends, *((columns[role].steps[-1], RANK[role]) for role in shown)], default=None)
-    panel = fold_observers(policy, state.panel, columns) if policy.observers else state.panel
-    deciding = {role: column for role, column in columns.items() if role in policy.deciding_roles}
-    if not deciding:
-        return replace(state, last=last, panel=panel, opening=openings.last), [state.verdict]
-    # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
-    states, evidence, changes, calls = _fold_detectors(policy, state, deciding, panel.calls)
-    # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
-    eval_orders = list_finite_evals(deciding)
-    verdict, verdicts = state.verdict, list[Verdict]()
-    settled = _is_settled(policy, state.evals, state.opening)
-    if (changes or not settled) and not policy.keeps(state.verdict):
-        ordered = sorted(changes, key=ORDER)
-        judged = judge_changes(policy, state, deciding, openings, eval_orders, list(state.evidence), ordered)
-        verdict, verdicts = _follow_calls(policy, state.verdict, judged)
-    suspect_step = verdicts[0].step if state.suspect_step is None and verdicts else state.suspect_step
-    # 4. A continuing verdict gets the latest step; a stop stays as it was reached.
-    last_judged = max(column.steps[-1] for column in deciding.values())
-    if verdict.step != last_judged and not verdict.stops:
-        verdict = _moved_to(verdict, last_judged)
-    if not verdicts or verdicts[-1] is not verdict:
-        verdicts.append(verdict)
-    evals = state.evals + len(eval_orders)
-    version, panel = state.eval_version, PanelState(panel.states, panel.evidence, calls)
-    return MonitorState(
-        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel, openings.last
-    ), verdicts
+    judging = (_GuardedJudging if policy.critical else _Judging)(policy, state)
+    for item in observations:
+        if item.role in policy.roles:
+            judging.add(item)
+    state = judging.finish()
+    verdicts = judging.changed
+    return state, verdicts if verdicts and verdicts[-1] is state.verdict else [*verdicts, state.verdict]
 
 
-def _follow_calls(policy: Policy, verdict: Verdict, judged: Iterable[Verdict]) -> tuple[Verdict, list[Verdict]]:
-    """The last of these verdicts, or the first final one, and those at which the call changed."""
-    changed = []
-    for latest in judged:
-        if latest.verdict is not verdict.verdict:
-            changed.append(latest)
-        verdict = latest
-        if policy.keeps(verdict):
-            break
-    return verdict, changed
+class _Judging:
+    """A run while observations are added to it: the fields of its state, and the verdicts at which the call changed.
 
-
-def advance_parts(
-    policy: Policy, state: MonitorState, parts: Iterable[Sequence[Observation]]
-) -> tuple[MonitorState, list[Verdict]]:
-    """`advance` by each part in turn, with the result of all at once; a part is asked for when the last is done."""
-    call, verdicts = state.verdict.verdict, list[Verdict]()
-    for part in parts:
-        state, reached = advance(policy, state, part)
-        for verdict in reached:
-            if verdict.verdict is not call:
-                call = verdict.verdict
-                verdicts.append(verdict)
-    return state, _with_last(verdicts, state)
-
-
-def _with_last(verdicts: list[Verdict], state: MonitorState) -> list[Verdict]:
-    return verdicts if verdicts and verdicts[-1] is state.verdict else [*verdicts, state.verdict]
-
-
-def _split_by_version(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
-    """The observations of each version of the eval's measurement, the first of them separately."""
-    for _, group in groupby(observations, key=attrgetter("eval_version")):
-        of_version = list(group)
-        yield of_version[:1]
-        yield of_version[1:]
-
-
-def _step_through(
-    policy: Policy, state: MonitorState, observations: Sequence[Observation]
-) -> tuple[MonitorState, list[Verdict]]:
-    verdicts: list[Verdict] = []
-    for observation in observations:
-        before = state.verdict.verdict
-        state, verdict = step(policy, state, observation)
-        if verdict.verdict is not before:
-            verdicts.append(verdict)
-    return state, _with_last(verdicts, state)
-
-
-ORDER = itemgetter(0)
-
-
-def _fold_detectors(
-    policy: Policy, state: MonitorState, columns: Columns, calls: Calls
-) -> tuple[list[Any], list[Evidence | None], list[Change], Calls]:
-    states, evidence, changes = list(state.states), list(state.evidence), list[Change]()
-    for index, member in enumerate(policy.members):
-        roles = member.roles
-        watched = (
-            columns
-            if len(columns) == len(roles) == len(policy.roles)
-            else {role: columns[role] for role in roles if role in columns}
-        )
-        if not watched:
-            continue
-        states[index], changed = member.detector.fold(states[index], evidence[index], watched)
-        if changed:
-            changes += [(order, index, item) for order, item in changed]
-            evidence[index] = changed[-1][1]
-            calls = add_calls(policy, calls, index, changed)
-    return states, evidence, changes, calls
-
-
-def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:
-    orders = [(item.step, RANK[item.role]) for item in observations]
-    if last is not None:
-        orders.insert(0, last)
-    if not all(map(lt, orders, islice(orders, 1, None))):
-        step, rank = next(order for before, order in pairwise(orders) if order <= before)
-        raise _out_of_order(list(RANK)[rank], step)
-
-
-def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:
-    return OutOfOrder(
-        f"{role} at step {step} belongs before an observation that the monitor has already seen; replay the run in step"
-        " order"
-    )
-
-
-def _moved_to(verdict: Verdict, step: int) -> Verdict:
-    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence, verdict.critical)
-
-
-def judge_changes(
-    policy: Policy,
-    state: MonitorState,
-    columns: Columns,
-    openings: Openings,
-    eval_orders: Sequence[Order],
-    evidence: list[Evidence | None],
-    changes: Iterable[Change],
-) -> Iterator[Verdict]:
-    """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are
-    omitted, except the last. `changes` are in order; `evidence` is updated to the returned verdict."""
-    verdict, skipped = state.verdict, None
-    loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
-    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders, openings)))
-    for order, group in groupby(heapq.merge(changes, unsettled, key=ORDER), key=ORDER):
-        for _, member, item in group:
-            if item is not None:
-                evidence[member] = item
-                (loud.add if policy.alarms(member, item) else loud.discard)(member)
-        if loud or verdict.verdict is not Call.CONTINUE:
-            count = bisect_right(eval_orders, order)
-            judged = policy.judge(evidence, order[0], state.evals + count, openings.at(order))
-            verdict, skipped = _follow(verdict, judged), None
-            yield verdict
-        else:
-            skipped = order
-    if skipped is not None:
-        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
-
-
-def _is_settled(policy: Policy, evals: int, opening: Opening) -> bool:
-    """Whether from here on a verdict depends only on evidence, not on the number of evals.
-
-    Without an eval the detectors may just have restarted: see `start_anew`.
+    Nearly all verdicts say `continue`. They are only judged at the end, because nobody sees those in between.
     """
-    return evals >= max(policy.min_evals, 1) and not opening.scores
+
+    def __init__(self, policy: Policy, state: MonitorState) -> None:
+        self.policy, self.before = policy, state
+        self.states, self.evidence, self.calls = list(state.states), list(state.evidence), state.calls
+        self.last, self.evals, self.opening = state.last, state.evals, state.opening
+        self.verdict, self.suspect_step, self.eval_version = state.verdict, state.suspect_step, state.eval_version
+        self.changed: list[Verdict] = []
+        self.at: int | None = None  # the step of the last observation that could change the verdict
+        self.postponed_at: int | None = None  # the step at which a verdict that continues is to be judged
+
+    def add(self, item: Observation) -> None:
+        """Add one observation of a role that the policy watches."""
+        policy, role, at = self.policy, item.role, item.step
+        order = at, RANK[role]
+        if self.last is not None and order <= self.last:
+            raise OutOfOrder(
+                f"{role} at step {at} belongs before an observation that the monitor has already seen; replay the run"
+                " in step order"
+            )
+        restarts = item.eval_version != self.eval_version
+        if restarts:
+            self._restart(item.eval_version)
+        # While nothing calls for a stop, and the evidence stays, the number of evals changes no verdict.
+        may_settle = self.verdict.verdict is not Call.CONTINUE and (
+            self.evals < max(policy.min_evals, 1) or bool(self.opening.scores)
+        )
+        # Until the first eval of a version: an observation that only observers see may have begun it.
+        lacks_evidence = not self.evals and self.eval_version > 0
+        is_eval = role is MetricRole.EVAL and item.finite
+        if is_eval:
+            self.opening = self.opening.add_eval(self.evals, item.value)
+            self.evals += 1
+        elif role is MetricRole.LEARNING_RATE:
+            opening = self.opening.add_rate(item.value)
+            if opening is self.opening and not restarts and not policy.shows_rates:
+                return  # `last` stays too: the evals before it are not late
+            self.opening = opening
+        self.last = order
+        is_stale, is_alarmed = self._show(item)
+        if role not in policy.deciding_roles:
+            return
+        self.at = at
+        is_stale = is_stale or may_settle or lacks_evidence or self.verdict.step is None
+        if is_stale and not policy.keeps(self.verdict):
+            if is_alarmed or self.verdict.verdict is not Call.CONTINUE:
+                self._judge(at)
+            else:
+                self.postponed_at = at
+
+    def _show(self, item: Observation) -> tuple[bool, bool]:
+        """Show an observation to the detectors of its role. Whether the evidence of a deciding member changed, and
+        whether it calls for anything then."""
+        policy, states, evidence, deciding = self.policy, self.states, self.evidence, len(self.policy.members)
+        is_stale = is_alarmed = False
+        for index, detector_step in policy.shown[item.role]:
+            if (before := states[index]) is None:
+                continue
+            try:
+                states[index], latest = detector_step(before, item)
+            except Exception as error:
+                if index < deciding:
+                    raise
+                note = f"failed, and sees nothing more: {error!r:.200}"
+                kind = policy.observers[index - deciding].detector.kind
+                states[index], latest = None, Evidence(kind, 0.0, None, note)
+            if latest is evidence[index]:
+                continue
+            evidence[index] = latest
+            level = policy.stop_levels[index]
+            if level is not None and latest.value >= level and self.calls[index] is None:
+                self.calls = (*self.calls[:index], item.step, *self.calls[index + 1 :])
+            if index < deciding:
+                is_stale, is_alarmed = True, is_alarmed or latest.value >= policy.alarm_levels[index]
+        return is_stale, is_alarmed
+
+    def _restart(self, eval_version: int) -> None:
+        """Begin anew at a change of the eval's measurement. The verdict is unchanged, and so is observers' evidence."""
+        if self.postponed_at is not None:
+            self._judge(self.postponed_at)
+        members = (*self.policy.members, *self.policy.observers)
+        for index, member in enumerate(members):
+            if member.sees_eval and self.states[index] is not None:
+                self.states[index] = member.detector.start_anew(self.states[index])
+                if index < len(self.policy.members):
+                    self.evidence[index] = None
+        self.evals, self.eval_version, self.opening = 0, eval_version, replace(self.opening, scores=())
+
+    def _judge(self, at: int) -> None:
+        evidence = self.evidence[: len(self.policy.members)]
+        self.postponed_at = None
+        self._take_verdict(self.policy.judge(evidence, at, self.evals, self.opening), at)
+
+    def _take_verdict(self, judged: Verdict, at: int) -> None:
+        """Take a new judgment: a stop stays as it was reached until the run may continue."""
+        before = self.verdict
+        self.verdict = before if before.stops and judged.verdict is not Call.CONTINUE else judged
+        if self.verdict.verdict is not before.verdict:
+            self.changed.append(self.verdict)
+            if self.suspect_step is None:
+                self.suspect_step = at
+
+    def _finish_verdict(self) -> Verdict:
+        """The verdict at the latest step that could change it."""
+        if self.postponed_at is not None:
+            self._judge(self.postponed_at)
+        return self.verdict if self.at is None else _move_to(self.verdict, self.at)
+
+    def finish(self) -> MonitorState:
+        """The state after all of them."""
+        return MonitorState(
+            tuple(self.states),
+            tuple(self.evidence),
+            self.calls,
+            self.last,
+            self.evals,
+            self._finish_verdict(),
+            self.suspect_step,
+            self.eval_version,
+            (),
+            self.opening,
+        )
 
 
-def _unsettled(
-    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], openings: Openings
-) -> set[Order]:
-    """The observations before which verdicts were not settled."""
-    if _is_settled(policy, state.evals, state.opening):
-        return set()
-    unsettled = set[Order]()
-    for order in heapq.merge(*(zip(column.steps, repeat(RANK[role])) for role, column in columns.items())):
-        count = bisect_left(eval_orders, order)
-        if _is_settled(policy, state.evals + count, openings.before(order)):
-            break
-        unsettled.add(order)
-    return unsettled
+class _GuardedJudging(_Judging):
+    """The same for a run with critical evals: each has its own monitor.
+
+    An eval is shown only to its monitor, everything else to all. The first monitor that calls for a stop determines the
+    verdict; otherwise it is that of the watched score, unless that is `continue` and another suspects.
+    """
+
+    def add(self, item: Observation) -> None:
+        policy = self.policy
+        is_shared = item.role is not MetricRole.EVAL
+        guarded = tuple(
+            step(policy.guarding if index else policy.unguarded, one, item)[0]
+            if is_shared or item.critical == index
+            else one
+            for index, one in enumerate(self.before.guarded)
+        )
+        self.before = replace(self.before, guarded=guarded)
+        self.at, self.last = item.step, item.order if self.last is None else max(self.last, item.order)
+        if not policy.keeps(self.verdict):
+            calling = [index for index, one in enumerate(guarded) if one.verdict.verdict is Call.STOP]
+            calling += [index for index, one in enumerate(guarded) if one.verdict.verdict is Call.SUSPECT]
+            named = _name_critical(policy, guarded, calling[0] if calling else 0)
+            self._take_verdict(_move_to(named, item.step), item.step)
+
+    def finish(self) -> MonitorState:
+        first, guarded = self.before.guarded[0], self.before.guarded
+        verdict = self._finish_verdict()
+        return replace(first, last=self.last, verdict=verdict, suspect_step=self.suspect_step, guarded=guarded)
+
+
+def _move_to(verdict: Verdict, at: int) -> Verdict:
+    """The verdict at a later step; a stop stays as it was reached."""
+    if verdict.step == at or verdict.stops:
+        return verdict
+    return Verdict(verdict.verdict, at, verdict.turn_step, verdict.reason, verdict.evidence, verdict.critical)
+
+
+def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) -> Verdict:
+    verdict = guarded[index].verdict
+    if index == 0:
+        return verdict
+    name = policy.critical[index - 1]
+    return replace(verdict, critical=name, reason=f"critical eval {name}: {verdict.reason}")
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:

@@ -7,16 +7,9 @@ eval is better than the first two: before that nothing was reached that could be
 
 from __future__ import annotations
 
-import heapq
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from itertools import compress, repeat
-from operator import itemgetter
 
 from msgspec import Struct
-
-from evalstop_detectors.observation import NO_VALUES, RANK, Columns, MetricRole, Order
 
 _AFTER_FALL, _AFTER_RISE = 6, 16
 
@@ -72,39 +65,3 @@ class Opening(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_EVALS = Opening()
-
-
-class Openings:
-    """The opening of a run, and what it is at each observation of these columns."""
-
-    def __init__(self, opening: Opening, evals: int, columns: Columns) -> None:
-        """`evals`: how many finite ones the run had before these columns."""
-        self.last, self.last_rate = opening, None
-        self._orders, self._openings = list[Order](), [opening]
-        pairs = [_list_finite(columns, role) for role in (MetricRole.LEARNING_RATE, MetricRole.EVAL)]
-        for order, value in heapq.merge(*pairs):
-            before, is_eval = self.last, order[1] == RANK[MetricRole.EVAL]
-            self.last = before.add_eval(evals, value) if is_eval else before.add_rate(value)
-            evals += is_eval
-            if self.last is not before:
-                self._orders.append(order)
-                self._openings.append(self.last)
-                self.last_rate = self.last_rate if is_eval else order
-            if evals and not self.last.scores and (MetricRole.LEARNING_RATE not in columns or self.last.has_peaked):
-                break
-
-    def before(self, order: Order) -> Opening:
-        return self._openings[bisect_left(self._orders, order)]
-
-    def at(self, order: Order) -> Opening:
-        return self._openings[bisect_right(self._orders, order)]
-
-
-def _list_finite(columns: Columns, role: MetricRole) -> Iterator[tuple[Order, float]]:
-    column = columns.get(role, NO_VALUES)
-    pairs = zip(zip(column.steps, repeat(RANK[role]), strict=False), column.values, strict=True)
-    return compress(pairs, map(math.isfinite, column.values))
-
-
-def list_finite_evals(columns: Columns) -> list[Order]:
-    return list(map(itemgetter(0), _list_finite(columns, MetricRole.EVAL)))

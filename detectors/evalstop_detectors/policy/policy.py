@@ -170,17 +170,12 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def shown(self) -> _Shown:
-        """For each of `roles` the members that see it: index, and the detector's `step`."""
-        return self._list_shown(self.members)
-
-    @cached_property
-    def shown_to_observers(self) -> _Shown:
-        """The same of observers."""
-        return self._list_shown(self.observers)
-
-    def _list_shown(self, members: Sequence[Member]) -> _Shown:
+        """For each of `roles` the members of `panel` that see it: index, and the detector's `step`."""
+        # Observers come first: `focus` estimates the noise before it adds an eval, which saves sorting it anew.
+        numbered, deciding = list(enumerate(self.panel.values())), len(self.members)
+        members = numbered[deciding:] + numbered[:deciding]
         return {
-            role: tuple((index, member.detector.step) for index, member in enumerate(members) if role in member.roles)
+            role: tuple((index, member.detector.step) for index, member in members if role in member.roles)
             for role in self.roles
         }
 
@@ -202,15 +197,10 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def alarm_levels(self) -> tuple[float, ...]:
-        """For each member the value from which its evidence calls for suspicion or a stop."""
+        """For each member with a say the value from which its evidence calls for suspicion or a stop."""
         return tuple(
             min((level for level in member.levels if level is not None), default=math.inf) for member in self.members
         )
-
-    def alarms(self, member: int, evidence: Evidence | None) -> bool:
-        """Whether the evidence of a member, by its index, calls for anything; if none does, the verdict is
-        `continue`."""
-        return evidence is not None and evidence.value >= self.alarm_levels[member]
 
     def keeps(self, verdict: Verdict) -> bool:
         """Whether the verdict is final."""
@@ -224,10 +214,10 @@ class Policy(Struct, frozen=True, dict=True):
         2. Stop if enough call for it and nothing holds the stop back.
         3. Suspect if a stop was held back, or if any member is alarmed.
         """
-        findings = self._list_findings(evidence)
         seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
         stopping = [(member, item) for member, item in seen if item.reaches(member.thresholds.stop_at)]
         alarmed = [(member, item) for member, item in seen if any(map(item.reaches, member.levels))]
+        findings = _list_findings(seen)
         if not alarmed:
             return Verdict(Call.CONTINUE, step, None, "no detector calls for a stop", findings)
         objection = self._find_objection(stopping, evals, opening) if stopping else ""
@@ -235,17 +225,6 @@ class Policy(Struct, frozen=True, dict=True):
             return Verdict(Call.STOP, step, _turn(stopping), _describe_alarms(stopping), findings)
         reason = _describe_alarms(alarmed) + (f"; no stop: {objection}" if objection else "")
         return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
-
-    def _list_findings(self, evidence: Sequence[Evidence | None]) -> tuple[Finding, ...]:
-        """The evidence of each member that has any, then its outlooks."""
-        seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
-        findings = [Finding(m.detector.name, m.roles, e.kind, e.value, *m.levels, e.turn_step, e.note) for m, e in seen]
-        outlooks = [
-            Finding(OUTLOOK, m.roles, o.kind, o.value, None, None, o.turn_step, o.note)
-            for m, e in seen
-            if (o := e.outlook) is not None
-        ]
-        return (*findings, *outlooks)
 
     def _find_objection(self, stopping: Called, evals: int, opening: Opening) -> str | None:
         """Why the run is not stopped although these members call for it; None: it is."""
@@ -282,6 +261,17 @@ def member_ids(members: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
         used_ids.add(name)
         ids.append(name)
     return tuple(ids)
+
+
+def _list_findings(seen: Called) -> tuple[Finding, ...]:
+    """The evidence of these members, then its outlooks."""
+    findings = [Finding(m.detector.name, m.roles, e.kind, e.value, *m.levels, e.turn_step, e.note) for m, e in seen]
+    outlooks = [
+        Finding(OUTLOOK, m.roles, o.kind, o.value, None, None, o.turn_step, o.note)
+        for m, e in seen
+        if (o := e.outlook) is not None
+    ]
+    return (*findings, *outlooks)
 
 
 def _turn(alarmed: Called) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,34 +15,35 @@ from evalstop_detectors.observation import Observation
 from evalstop_detectors.policy.catalog import NOTHING_SEEN, Verdict
 from evalstop_detectors.policy.codec import policy_to_document
 from evalstop_detectors.policy.opening import Opening
-from evalstop_detectors.policy.panel import PanelState, restart_observers, start_panel
-from evalstop_detectors.policy.policy import Member, Policy
+from evalstop_detectors.policy.policy import Policy
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 
 
 class MonitorState(Struct, frozen=True):
     """The state of a run on which its future verdicts depend.
 
-    `states` and `evidence` hold one entry for each member of the policy. `last` is the `order` of the latest
-    observation. `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than
-    `continue`. Once the verdict is `stop` it stays as it was reached, while the detectors continue to add evidence: for
-    good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
-    latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
-    levels are compared only within a version. `guarded`: for a policy with critical evals, the states of the
-    watched score and of each critical eval; the other fields but the verdict copy the first. `panel`: what verdicts do
-    not depend on. `opening`: the first finite evals and learning rates, see `policy.opening`.
+    `states` and `evidence` hold one entry for each member of the policy, and behind these for each observer, on which
+    no verdict depends; a state of None: the observer has failed, and sees nothing more. `calls`: for each of them the
+    first step at which its evidence called for a stop. `last` is the `order` of the latest observation. `evals` counts
+    finite evals. `suspect_step` is the first step at which the verdict was more than `continue`. Once the verdict is
+    `stop` it stays as it was reached, while the detectors continue to add evidence: for good or, with a policy that
+    parks, until the policy judges that the run may continue. `eval_version` is that of the latest observation. At the
+    first of another version, the detectors that see the eval restart, and so does `evals`: levels are compared only
+    within a version. `guarded`: for a policy with critical evals, the states of the watched score and of each critical
+    eval; the other fields but the verdict copy the first. `opening`: the first finite evals and learning rates, see
+    `policy.opening`.
     """
 
     states: tuple[Any, ...]
     evidence: tuple[Evidence | None, ...]
+    calls: tuple[int | None, ...]
     last: tuple[int, int] | None = None
     evals: int = 0
     verdict: Verdict = NOTHING_SEEN
     suspect_step: int | None = None
     eval_version: int = 0
     guarded: tuple[MonitorState, ...] = ()
-    panel: PanelState = PanelState((), (), ())
     opening: Opening = Opening()
 
 
@@ -52,8 +52,8 @@ def start(policy: Policy) -> MonitorState:
     if policy.critical:
         first = start(policy.unguarded)
         return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
-    states = tuple(member.detector.start() for member in policy.members)
-    return MonitorState(states, (None,) * len(policy.members), panel=start_panel(policy))
+    nothing = (None,) * len(policy.panel)
+    return MonitorState(tuple(member.detector.start() for member in policy.panel.values()), nothing, nothing)
 
 
 def is_late(state: MonitorState, observation: Observation) -> bool:
@@ -63,7 +63,7 @@ def is_late(state: MonitorState, observation: Observation) -> bool:
 
 def name_calls(policy: Policy, state: MonitorState) -> dict[str, int | None]:
     """The first step at which each member of the panel called for a stop, by name; None: it has not."""
-    return dict(zip(policy.panel, state.panel.calls, strict=True))
+    return dict(zip(policy.panel, state.calls, strict=True))
 
 
 def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
@@ -73,20 +73,6 @@ def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
     open_requests = [policy.members[index].detector.find_open_request(state.states[index]) for index in policy.asking]
     requests = [request for request in open_requests if request is not None]
     return max(requests, key=lambda request: request.step, default=None)
-
-
-def start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
-    """The state at a change of the eval's measurement; its verdict is unchanged."""
-    restarted = [
-        (member.detector.start_anew(member_state), None) if member.sees_eval else (member_state, evidence)
-        for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
-    ]
-    states, evidence = zip(*restarted, strict=True)
-    panel = restart_observers(policy, state.panel)
-    opening = replace(state.opening, scores=())
-    return replace(
-        state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=opening
-    )
 
 
 class _Document(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,27 +99,20 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
 
 def _read_state(policy: Policy, state: MonitorState) -> MonitorState:
     """The state with those of detectors read as their own types; raises ValueError if it does not fit the policy."""
-    panel = state.panel
-    lengths = (len(state.evidence), len(panel.evidence), len(panel.calls))
-    if lengths != (len(policy.members), len(policy.observers), len(policy.panel)):
+    if not len(state.evidence) == len(state.calls) == len(policy.panel):
         raise ValueError
     if len(state.guarded) != (len(policy.critical) + 1 if policy.critical else 0):
         raise ValueError
     return replace(
         state,
-        states=_read_states(policy.members, state.states),
+        states=tuple(
+            msgspec.convert(item, member.detector.state_type | None)
+            for member, item in zip(policy.panel.values(), state.states, strict=True)
+        ),
         guarded=tuple(
             _read_state(policy.guarding if index else policy.unguarded, item)
             for index, item in enumerate(state.guarded)
         ),
-        panel=replace(panel, states=_read_states(policy.observers, panel.states)),
-    )
-
-
-def _read_states(members: Sequence[Member], states: Sequence[Any]) -> tuple[Any, ...]:
-    """The states of these members; None for an observer that has failed."""
-    return tuple(
-        msgspec.convert(item, member.detector.state_type | None) for member, item in zip(members, states, strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from evalstop_detectors import MonitorState, Verdict, advance, choose_best, find_highest, is_late, name_calls
+from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, is_late, name_calls
 from evalstop_detectors.roles.recognition import FIRST_EVALS, is_constant
 from msgspec.structs import replace
 
@@ -126,7 +126,7 @@ def settle_row(before: RunState, state: RunState, changes: RunChanges, now: date
     if verdict is not before.monitor.verdict or not before.agrees_with_row:
         changes["verdict"] = _record_changed(before, state)
     changes["detector_failure"] = state.failure
-    if state.monitor.panel.calls != before.monitor.panel.calls:
+    if state.monitor.calls != before.monitor.calls:
         changes["calls"] = _record_calls(state, now)
     if before.run.status == RunStatus.LOST:
         changes = {**FOUND_AGAIN, **changes}
@@ -229,7 +229,7 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
     observations = state.watch.observations(added)
     if observations and (len(observations) > LARGE or is_late(state.monitor, observations[0])):
         return False
-    state, reached = move_monitor(state, observations, advance)
+    state, reached = move_monitor(state, observations, pauses=False)
     columns: RunChanges = {"last_step": max(state.run.last_step or 0, *[point.step for point in points])}
     eval_metric = state.watch.eval_metric
     evals = [point for point in added if point.metric == eval_metric]

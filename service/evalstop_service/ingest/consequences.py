@@ -269,5 +269,6 @@ def _find_open_request(state: RunState, request: EvalRequest | None) -> EvalRequ
 
 def _find_probability(state: RunState) -> float | None:
     """The probability that the run has turned, from the detector that reports one."""
-    posteriors = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
+    deciding = state.monitor.evidence[: len(state.policy.members)]
+    posteriors = (item.value for item in deciding if item is not None and item.kind is Kind.POSTERIOR)
     return max(posteriors, default=None)

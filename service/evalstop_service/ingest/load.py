@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Policy, StaleState, advance, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, start, state_from_json
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -95,9 +95,8 @@ def list_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
     """
     state = load_runs(tx, {run.id: {run.project_id}}, {}, {}, Counter())[run.id]
     monitor, row = state.monitor, state.run
-    evidence = (*monitor.evidence, *monitor.panel.evidence)
     listed = []
-    for place, ((name, member), item) in enumerate(zip(state.policy.panel.items(), evidence, strict=True)):
+    for place, ((name, member), item) in enumerate(zip(state.policy.panel.items(), monitor.evidence, strict=True)):
         value, note, turn = (None, "", None) if item is None else (item.value, item.note, item.turn_step)
         step, at = structs.astuple(row.calls[name]) if name in row.calls else (None, None)
         observes, limit = place >= len(state.policy.members), member.thresholds.stop_at
@@ -244,7 +243,7 @@ def _catch_up(
             points = observations.load_each_after(tx, run_id, unseen[run_id])
         past = observations_past(state.monitor, state.watch.observations(points))
         # Without pauses: on the embedded database all commits wait for the thread that loads.
-        moved, _ = move_monitor(state, past, advance)
+        moved, _ = move_monitor(state, past, pauses=False)
         last_score = int(state.scores.steps[-1]) if len(state.scores.steps) else -1
         evals = [score for score in select_scores(state.run, points) if score.step > last_score]
         scores = state.scores.add_scores(evals)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from evalstop_detectors import (
@@ -21,7 +21,6 @@ from evalstop_detectors import (
     Scores,
     Verdict,
     advance,
-    advance_parts,
     find_request,
     step,
 )
@@ -44,9 +43,6 @@ SLICE = 16
 
 PAUSE_SECONDS = 0.0002
 """The shortest pause after a slice: longer than a thread takes to wake up."""
-
-Advance = Callable[[Policy, MonitorState, Sequence[Observation]], tuple[MonitorState, list[Verdict]]]
-"""`advance`, or the same with pauses."""
 
 _STATE_BYTES, _METRIC_BYTES, _CHECKPOINT_BYTES = 56_000, 250, 250
 
@@ -132,26 +128,11 @@ def with_roles(state: RunState, roles: RoleAssignment) -> RunState:
     return replace(state, run=run, watch=WatchedMetrics(run, policy))
 
 
-def advance_in_slices(
-    policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
-) -> tuple[MonitorState, list[Verdict]]:
-    """Like `advance`, with a pause after each slice for as long as the slice took: for threads beside the event loop.
-
-    Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
-    numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
-    that wait for the lock, but too late, and their switch interval begins again: during a long replay or batch the
-    event loop could wait for 0.1 s.
-    """
-    if len(observations) <= SLICE:
-        return advance(policy, monitor, observations)
-    return advance_parts(policy, monitor, _pause_between_slices(observations))
-
-
 def move_monitor(
-    state: RunState, observations: Sequence[Observation], advance_by: Advance = advance_in_slices
+    state: RunState, observations: Sequence[Observation], pauses: bool = True
 ) -> tuple[RunState, list[Verdict]]:
     """The state after its monitor has seen these observations, which follow its last; and the verdicts at which its
-    call changed.
+    call changed. `pauses`: whether others get a turn meanwhile.
 
     If a detector fails, the monitor is as before the observation at which it did, and passes over the others.
     """
@@ -160,7 +141,8 @@ def move_monitor(
         return state, []
     if failure is None:
         try:
-            monitor, verdicts = advance_by(state.policy, monitor, observations)
+            slices = _pause_between_slices(observations) if pauses else observations
+            monitor, verdicts = advance(state.policy, monitor, slices)
         except Exception:
             monitor, verdicts, failure = _advance_until_failure(state, observations)
     else:
@@ -195,10 +177,17 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
     return observations if last is None else [item for item in observations if item.order > last]
 
 
-def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
+def _pause_between_slices(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """The observations, with a pause after each slice for as long as it took: for threads beside the event loop.
+
+    Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
+    numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
+    that wait for the lock, but too late, and their switch interval begins again: during a long replay or batch the
+    event loop could wait for 0.1 s.
+    """
     began_at = time.monotonic()
-    for first in range(0, len(observations), SLICE):
-        if first:
+    for number, observation in enumerate(observations):
+        if number and number % SLICE == 0:
             time.sleep(max(PAUSE_SECONDS, time.monotonic() - began_at))
             began_at = time.monotonic()
-        yield observations[first : first + SLICE]
+        yield observation

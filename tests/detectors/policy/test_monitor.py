@@ -31,7 +31,6 @@ from evalstop_detectors import (
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
-from evalstop_detectors.policy.panel import PanelState
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -70,9 +69,7 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
         if item.role not in policy.roles or (is_rate and opening == before.opening and not policy.shows_rates):
             states.append(before)
             continue
-        folded = [*before.states, *before.panel.states]
-        evidence = [*before.evidence, *before.panel.evidence]
-        calls = list(before.panel.calls)
+        folded, evidence, calls = list(before.states), list(before.evidence), list(before.calls)
         for index, member in enumerate(panel):
             if item.role in member.detector.roles:
                 folded[index], latest = member.detector.step(folded[index], item)
@@ -80,27 +77,17 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
                 if calls[index] is None and latest.reaches(member.thresholds.stop_at):
                     calls[index] = item.step
         size = len(policy.members)
-        seen = PanelState(tuple(folded[size:]), tuple(evidence[size:]), tuple(calls))
+        seen = MonitorState(tuple(folded), tuple(evidence), tuple(calls), item.order, opening=opening)
         if item.role not in policy.deciding_roles:
-            states.append(msgspec.structs.replace(before, last=item.order, panel=seen, opening=opening))
+            kept = {name: getattr(before, name) for name in ("evals", "verdict", "suspect_step")}
+            states.append(msgspec.structs.replace(seen, **kept))
             continue
         evals = before.evals + is_eval
         verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals, opening)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = item.step
-        states.append(
-            MonitorState(
-                tuple(folded[:size]),
-                tuple(evidence[:size]),
-                item.order,
-                evals,
-                verdict,
-                suspect_step,
-                panel=seen,
-                opening=opening,
-            )
-        )
+        states.append(msgspec.structs.replace(seen, evals=evals, verdict=verdict, suspect_step=suspect_step))
     return states
 
 
@@ -297,23 +284,23 @@ def test_calls_are_the_first_steps_at_which_members_called() -> None:
     )
     falling = [Observation(MetricRole.EVAL, step, -step) for step in range(6)]
     state = replay(policy, falling)
-    assert dict(zip(policy.panel, state.panel.calls, strict=True)) == {
+    assert dict(zip(policy.panel, state.calls, strict=True)) == {
         "k_decline": 2,
         "k_decline-2": 1,
         "four": 4,
         "k_decline-3": None,
     }
     again, _ = advance(policy, state, [Observation(MetricRole.EVAL, 9, 9.0, eval_version=1)])
-    assert again.panel.calls == state.panel.calls
+    assert again.calls == state.calls
 
 
 def test_failed_observer_sees_nothing_more() -> None:
     """An observer that raises an exception keeps its call, and says in its evidence that it failed."""
     policy = Policy("observed", (Member(KDecline(), Thresholds(None, 3.0)),), observers=(OBSERVERS[2],))
     states = collect_states(policy, [Observation(MetricRole.EVAL, step, -step) for step in range(5)])
-    assert [state.panel.states[0] is None for state in states] == [False] * 3 + [True] * 3
-    assert states[-1].panel.calls == (3, 1)
-    assert states[-1].panel.evidence[0] == Evidence(
+    assert [state.states[1] is None for state in states] == [False] * 3 + [True] * 3
+    assert states[-1].calls == (3, 1)
+    assert states[-1].evidence[1] == Evidence(
         Kind.COUNT, 0.0, None, "failed, and sees nothing more: ValueError('a fault of its own')"
     )
     stored = state_from_json(policy, state_to_json(policy, states[-1]))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Verdict, start
+from evalstop_detectors import Evidence, Kind, Member, Observation, Policy, Verdict, start
 from evalstop_service.ingest.run_state import SLICE, RunState, move_monitor
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from msgspec.structs import replace
@@ -36,23 +36,19 @@ def test_moving_in_slices_equals_moving_at_once(project: ProjectFixture, policy:
 
 
 class CountingDetector(FakeDetector, frozen=True):
-    """Records how many observations it is shown at once."""
+    """Records the steps of the observations that it is shown."""
 
     shown: list[int]
 
     name: ClassVar[str] = "counting"
 
     def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
-        self.shown.append(1)
+        self.shown.append(observation.step)
         return state + 1, Evidence(Kind.COUNT, 0.0)
 
-    def fold(self, state: int, evidence: Evidence | None, columns: Any) -> tuple[int, list[Any]]:
-        self.shown.append(len(columns[MetricRole.EVAL].steps))
-        return state + self.shown[-1], []
 
-
-def test_loaded_run_catches_up_at_once(project: ProjectFixture) -> None:
-    """On the embedded database every commit waits for the thread that loads a run, so it does not pause."""
+def test_cached_run_catches_up_with_other_replicas(project: ProjectFixture) -> None:
+    """Observations that another replica took are shown to the detectors before a new one, each once."""
     run = project.open_run()
     project.post_observations(run, OBSERVATIONS[:1])
     state = project.cached_state(run)
@@ -61,4 +57,4 @@ def test_loaded_run_catches_up_at_once(project: ProjectFixture) -> None:
     project.cache.put_states([replace(state, watch=WatchedMetrics(state.run, policy), monitor=start(policy))])
     project.cache.shared.add(run.id)
     project.post_observations(run, evals(0.5, start=len(OBSERVATIONS)))
-    assert detector.shown == [len(OBSERVATIONS), 1]
+    assert detector.shown == list(range(len(OBSERVATIONS) + 1))

@@ -122,12 +122,11 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
     previous: Sequence[Evidence | None] = [None] * len(tracks)
     for item in observations:
         state, _ = advance(policy, state, [item])
-        latest = (*state.evidence, *state.panel.evidence)
-        for track, evidence, before in zip(tracks, latest, previous, strict=True):
+        for track, evidence, before in zip(tracks, state.evidence, previous, strict=True):
             if evidence is not None and evidence is not before:
                 track.add_value(item.step, evidence.value, evidence.note)
-        previous = latest
-    for track, call_step in zip(tracks, state.panel.calls, strict=True):
+        previous = state.evidence
+    for track, call_step in zip(tracks, state.calls, strict=True):
         track.call_step = call_step
     return [track for track in tracks if track.steps]
 
