@@ -104,7 +104,7 @@ def test_routed_statements_name_their_run_each_time() -> None:
     found = [
         value["citus"] for module in (observations, series) for value in vars(module).values() if is_written(value)
     ]
-    assert len(found) == 5
+    assert len(found) == 4
     for statement in found:
         text = str(statement)
         assert text.count("observations AS o") == text.count("o.run_id = CAST(:run_id AS uuid) AND ") > 0

@@ -6,11 +6,10 @@ And the outcomes of attempts: what turned out to be true, who or what reported i
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -19,8 +18,7 @@ from msgspec import structs
 
 from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
-from evalstop_service.errors import Invalid
-from evalstop_service.store.database import Transaction, find_all, find_one, match_given
+from evalstop_service.store.database import Transaction, find_one, find_page, match_given
 from evalstop_service.store.tables import case_calls, cases, outcomes
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import COUNTED_BY
@@ -121,30 +119,6 @@ class CaseCount:
     delay: int | None = None
 
 
-Place = tuple[datetime, UUID, int]
-"""The position of a case in the list: ordered by end, newest first, then by key."""
-
-CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
-"""The format of a cursor: the end in microseconds since 1970, the run and the attempt."""
-
-_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-
-
-def write_cursor(case: Case) -> str:
-    """The cursor of the page after a case."""
-    return f"{(case.ended_at - _EPOCH) // _MICROSECOND}_{case.run_id}_{case.attempt}"
-
-
-def parse_cursor(cursor: str | None) -> Place | None:
-    """The position that a cursor stands for; None for no cursor. Raises Invalid when it is malformed."""
-    if cursor is None:
-        return None
-    if not re.fullmatch(CURSOR, cursor):
-        raise Invalid("the cursor is not one that this list returned; omit it to begin at the first page")
-    ended_at, run_id, attempt = cursor.split("_")
-    return _EPOCH + int(ended_at) * _MICROSECOND, UUID(run_id), int(attempt)
-
-
 def count_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
@@ -183,13 +157,11 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
 
 
 def list_cases(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: UUID | None = None, limit: int
 ) -> list[Case]:
-    """The cases behind a count, those that ended last first, after the position `before`."""
-    order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
+    """The cases behind a count, those that were written last first: before the one with this revision."""
     query = filter_cases(sa.select(*columns_of(cases, Case)), project_id, case_filter)
-    query = query.where(*match_given(before={sa.tuple_(*order): before}))
-    return _add_calls(tx, find_all(tx, Case, query.order_by(*(column.desc() for column in order)).limit(limit)))
+    return _add_calls(tx, find_page(tx, Case, query, cases.c.revision, before, limit))
 
 
 _NEWEST = 50
@@ -283,11 +255,6 @@ def add_outcome(tx: Transaction, run_id: UUID, attempt: int, outcome: Outcome) -
     last = last.where(outcomes.c.run_id == run_id, outcomes.c.attempt == attempt)
     key = {"run_id": run_id, "attempt": attempt, "sequence": last.scalar_subquery() + 1}
     tx.execute(outcomes.insert().values(vars(outcome) | key))
-
-
-def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
-    """All outcomes of an attempt, oldest first; the last one counts."""
-    return load_history(tx, [(run_id, attempt)]).get((run_id, attempt), [])
 
 
 def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:

@@ -131,14 +131,14 @@ def test_figures_are_filtered(project_with_cases: ProjectFixture) -> None:
 
 
 def test_cases_are_listed_by_page(project_with_cases: ProjectFixture) -> None:
-    """Over all pages each case comes once, latest end first."""
+    """Over all pages each case comes once, the one that was written last first."""
     listed, before = [], None
     with project_with_cases.database.reading() as tx:
         while page := cases.list_cases(tx, project_with_cases.id, CaseFilter(), before=before, limit=7):
             listed += page
-            before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
+            before = page[-1].revision
     assert len({(case.run_id, case.attempt) for case in listed}) == len(listed) == 67
-    assert listed == sorted(listed, key=lambda case: case.ended_at, reverse=True)
+    assert listed == sorted(listed, key=lambda case: case.revision, reverse=True)
 
 
 def test_cases_of_other_projects_do_not_count(project_with_cases: ProjectFixture, database: Database) -> None:

@@ -171,6 +171,7 @@ class Case:
 
     Fields that follow from a decision are None where there was none. `key_id`: the key that opened its run.
     `gpu_hours_saved`: after the decision; None: not known. `name_hours` says what they count as.
+    `revision`: another one whenever the row is rewritten.
     """
 
     run_id: Annotated[UUID, doc("the run of the attempt")]
@@ -208,6 +209,7 @@ class Case:
     evals: Annotated[int, doc("finite ones")]
     key_id: UUID | None
     ended_at: Annotated[datetime, doc("when the attempt ended")]
+    revision: UUID = field(default_factory=new_id)
 
     @property
     def hours(self) -> dict[str, float]:
@@ -222,7 +224,7 @@ _BY_POLICY = ("project_id", "policy_name", "policy_version")
 cases = make_table(
     "cases",
     Case,
-    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # changes whenever the row is rewritten
+    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
     sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
     # Two partial indexes: the few flagged cases, and all others in an index small enough to be read whole.

@@ -11,7 +11,7 @@ from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.fields import Integral, Name, Plain, Rule
 from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
-from evalstop_service.store.cases import CURSOR, CaseFilter
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.web.api.schemas import Time
 
@@ -94,7 +94,7 @@ class CaseQuery(BaseModel):
         return CaseFilter(**{name: value for name, value in self if name in names})
 
 
-class ListedCaseQuery(CaseQuery):
+class ListedCaseQuery(CaseQuery, ListQuery):
     """Which cases to list, and which page."""
 
     flagged: bool | None = Field(None, description="whether the policy wanted a stop")
@@ -102,6 +102,3 @@ class ListedCaseQuery(CaseQuery):
     outcome: DecisionOutcome | None = Field(None, description="of the decision to stop it, or of letting it run")
     run_outcome: RunOutcome | None = Field(None, description="whether the eval turned")
     silent: Name | None = Field(None, description="another detector, which did not call")
-    cursor: Annotated[str, Field(json_schema_extra={"pattern": CURSOR})] | None = Field(
-        None, description="`next_cursor` of the previous page; default: the first page"
-    )

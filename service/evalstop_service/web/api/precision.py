@@ -90,25 +90,18 @@ def get_precision(caller: Read, database: Db, query: Annotated[PrecisionQuery, Q
     return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_view_group(group, by) for group in groups])
 
 
-class CasePageQuery(ListedCaseQuery):
-    """Which cases to list, and how many."""
-
-    limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")
-
-
 @router.get("/cases")
-def list_cases(caller: Read, database: Db, query: Annotated[CasePageQuery, Query()]) -> Page[ListedCaseOut]:
-    """The ended attempts with their decisions and outcomes, by end, newest first."""
-    before = cases.parse_cursor(query.cursor)
+def list_cases(caller: Read, database: Db, query: Annotated[ListedCaseQuery, Query()]) -> Page[ListedCaseOut]:
+    """The ended attempts with their decisions and outcomes, those that ended or were labeled last first."""
     with database.reading() as tx:
-        listed = cases.list_cases(tx, caller.project_id, query.to_filter(), before=before, limit=query.limit)
+        listed = cases.list_cases(tx, caller.project_id, query.to_filter(), before=query.cursor, limit=query.limit)
     items = [
         ListedCaseOut.model_validate(
             vars(case) | {"hours": case.hours, "policy": PolicyName(name=case.policy_name, version=case.policy_version)}
         )
         for case in listed
     ]
-    following = cases.write_cursor(listed[-1]) if len(listed) == query.limit else None
+    following = str(listed[-1].revision) if len(listed) == query.limit else None
     return Page[ListedCaseOut](items=items, next_cursor=following)
 
 

@@ -163,7 +163,7 @@ def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[Decision
 
 def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
     """The outcomes of an attempt, and its case."""
-    items, case = cases.list_outcomes(tx, run_id, attempt), cases.find_case(tx, run_id, attempt)
+    items, case = cases.load_history(tx, [(run_id, attempt)])[run_id, attempt], cases.find_case(tx, run_id, attempt)
     return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 

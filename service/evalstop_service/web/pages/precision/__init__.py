@@ -205,9 +205,9 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
 @router.get("/cases")
 def show_cases(site: SiteOf, visitor: SignedIn, query: Annotated[ListedCaseQuery, Query()]) -> Response:
     """The cases behind a figure."""
-    case_filter, before = query.to_filter(), cases.parse_cursor(query.cursor)
+    case_filter = query.to_filter()
     with site.database.reading() as tx:
-        listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
+        listed = cases.list_cases(tx, visitor.project.id, case_filter, before=query.cursor, limit=PAGE + 1)
         shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
         sparks = charts.draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
         disagreed = Counter[RunOutcome | None]()
@@ -215,7 +215,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, query: Annotated[ListedCaseQuery
             for count in cases.count_cases(tx, visitor.project.id, case_filter):
                 disagreed[count.run_outcome] += count.cases
     parameters = figures.filter_to_query(case_filter)
-    after = {"cursor": cases.write_cursor(listed[PAGE - 1])} if len(listed) > PAGE else None
+    after = {"cursor": str(listed[PAGE - 1].revision)} if len(listed) > PAGE else None
     return render_page(
         "cases.html",
         visitor=visitor,
@@ -225,7 +225,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, query: Annotated[ListedCaseQuery
         sparks=sparks,
         filters=parameters,
         next_page=after and f"/cases?{urlencode(parameters | after)}",
-        first_page=f"/cases?{urlencode(parameters)}" if before else None,
+        first_page=f"/cases?{urlencode(parameters)}" if query.cursor else None,
     )
 
 
