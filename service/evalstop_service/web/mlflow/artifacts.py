@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 from uuid import UUID
 
 from cachetools import TTLCache, cachedmethod
@@ -228,28 +228,15 @@ a part of its own, and its step if its name has one."""
 _READY = "LOGGED_MODEL_READY"
 
 
-class _Model(NamedTuple):
-    """A logged model; MLflow's clients read `info`."""
-
-    run_id: UUID
-    step: int | None
-    info: Document
-
-    @property
-    def uri(self) -> str:
-        """Where the client stores its files."""
-        return str(self.info["artifact_uri"])
-
-
-def _find_model(model_id: str, caller: Caller, database: Database, root: str, status: str = _READY) -> _Model:
-    """The model with this id, if its experiment exists. Raises MlflowError."""
+def _describe_model(model_id: str, caller: Caller, database: Database, root: str, status: str = _READY) -> Document:
+    """What MLflow's clients read of the model with this id, if its experiment exists. Raises MlflowError."""
     match = _MODEL_ID.fullmatch(model_id)
     if match is None:
         raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
     number, run, step = match.groups()
     with database.reading() as tx:
         experiment = load_experiment(tx, caller.project_id, number, root)
-    info: Document = {
+    return {
         "model_id": model_id,
         "experiment_id": number,
         "name": f"step-{step}" if step else model_id,
@@ -257,7 +244,6 @@ def _find_model(model_id: str, caller: Caller, database: Database, root: str, st
         "status": status,
         "source_run_id": "" if run == _NO_RUN else run,
     }
-    return _Model(UUID(run), int(step) if step else None, info)
 
 
 @tracking_router.post("/logged-models")
@@ -267,7 +253,7 @@ def create_model(body: requests.CreateModel, caller: Ingest, database: Db, root:
     named = find_checkpoint(body.name)
     step = "" if named is None else f"-{named.step}"
     model_id = f"m-{body.experiment_id}-{run}-{new_id().hex}{step}"
-    info = _find_model(model_id, caller, database, root, "LOGGED_MODEL_PENDING").info
+    info = _describe_model(model_id, caller, database, root, "LOGGED_MODEL_PENDING")
     return {"model": {"info": info | ({"name": body.name} if body.name else {})}}
 
 
@@ -280,7 +266,7 @@ def search_models(caller: ReadOrIngest) -> Document:
 @tracking_router.get("/logged-models/{model_id}")
 def get_model(model_id: str, caller: ReadOrIngest, database: Db, root: Root) -> Document:
     """Where the files of a model are."""
-    return {"model": {"info": _find_model(model_id, caller, database, root).info}}
+    return {"model": {"info": _describe_model(model_id, caller, database, root)}}
 
 
 @tracking_router.patch("/logged-models/{model_id}")
@@ -289,14 +275,16 @@ def finalize_model(model_id: str, body: requests.FinalizeModel, caller: Ingest, 
 
     A step that the client sent with it (`runs/outputs`) counts more.
     """
-    model = _find_model(model_id, caller, logger.database, root, body.status)
-    if body.status == _READY and model.info["source_run_id"] and model.step is not None:
+    model = _describe_model(model_id, caller, logger.database, root, body.status)
+    named = find_checkpoint(model["name"])
+    if body.status == _READY and model["source_run_id"] and named is not None:
+        run_id, uri = UUID(model["source_run_id"]), model["artifact_uri"]
         with logger.database.reading() as tx:
-            load_run(tx, logger.project_id, model.run_id)
-            known = any(item.uri == model.uri for item in run_details.list_checkpoints(tx, model.run_id))
+            load_run(tx, logger.project_id, run_id)
+            known = any(item.uri == uri for item in run_details.list_checkpoints(tx, run_id))
         if not known:
-            logger.register_checkpoint(model.run_id, model.step, model.uri)
-    return {"model": {"info": model.info}}
+            logger.register_checkpoint(run_id, named.step, uri)
+    return {"model": {"info": model}}
 
 
 @tracking_router.patch("/logged-models/{model_id}/tags")
@@ -313,6 +301,6 @@ def log_outputs(body: requests.LogOutputs, caller: Ingest, logger: Logger, root:
         load_run(tx, logger.project_id, body.run_id)
     for output in body.models:
         if output.step and output.step > 0:  # clients send 0 for models without a step
-            model = _find_model(output.model_id, caller, logger.database, root)
-            logger.register_checkpoint(body.run_id, output.step, model.uri)
+            model = _describe_model(output.model_id, caller, logger.database, root)
+            logger.register_checkpoint(body.run_id, output.step, model["artifact_uri"])
     return {}

@@ -268,19 +268,11 @@ MAX_CLAUSES = 20
 """Comparisons in a filter: each is computed for every run."""
 
 _CLAUSE = re.compile(
-    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+)\s*(?P<sign>!=|=)\s*"
-    r"(?P<value>'[^']*'|\"[^\"]*\")\s*",
+    r"(?:(?P<kind>attribute|tag|param)s?\.)?(?P<key>`[^`\"\\]+`|\"[^\"\\]+\"|[\w.\-/]+)\s*(?P<sign>!=|=)\s*"
+    r"(?P<value>'[^']*'|\"[^\"]*\")(?P<more>\s*(?:and\b\s*)?)",
     re.IGNORECASE,
 )
-_AND = re.compile(r"and\b", re.IGNORECASE)
-_KEY = re.compile(r"[^\"`\\]+")
-"""What a key may consist of: SQLite finds a member of a document by its path, which other characters could end."""
-
-_KINDS = {
-    **dict.fromkeys(("attribute", "attributes", "attr", "run"), "attributes"),
-    **dict.fromkeys(("tag", "tags"), "tags"),
-    **dict.fromkeys(("param", "params", "parameter", "parameters"), "params"),
-}
+"""A comparison, with the AND after it. Its key can't end the path by which SQLite finds a member of a document."""
 
 
 def parse_filter(text: str) -> list[Clause]:
@@ -290,34 +282,27 @@ def parse_filter(text: str) -> list[Clause]:
 
     Unknown syntax is an error, because ignoring it would select too much.
     """
-    if clean_text(text) != text:
-        raise _refuse_filter(text)
     clauses: list[Clause] = []
-    text, at = text.strip(), 0
-    while at < len(text):
-        if clauses:
-            joined = _AND.match(text, at)
-            if joined is None:
-                raise _refuse_filter(text)
-            at = joined.end()
+    text, at, joined = text.strip(), 0, False
+    while at < len(text) or joined:
         match = _CLAUSE.match(text, at)
-        if match is None:
-            raise _refuse_filter(text)
-        kind, key = _KINDS.get((match["kind"] or "attributes").lower()), match["key"].strip('`"')
-        if kind is None or not _KEY.fullmatch(key) or (kind == "attributes" and key not in ATTRIBUTES):
-            raise _refuse_filter(text)
+        kind = "attributes" if match is None else f"{match['kind'] or 'attribute'}s".lower()
+        key = "" if match is None else match["key"].strip('`"')
+        if (
+            match is None
+            or (clauses and not joined)
+            or (kind == "attributes" and key not in ATTRIBUTES)
+            or clean_text(text) != text
+        ):
+            raise invalid_parameter(
+                f"Invalid filter string {text!r:.300}: join comparisons of texts such as tags.key = 'value', "
+                f"params.key != '1' or status = 'FINISHED' by AND; the attributes are {', '.join(ATTRIBUTES)}"
+            )
         clauses.append(Clause(kind, key, match["sign"], match["value"][1:-1]))
-        at = match.end()
+        at, joined = match.end(), bool(match["more"].strip())
     if len(clauses) > MAX_CLAUSES:
         raise invalid_parameter(f"a filter may have {MAX_CLAUSES} comparisons; this one has {len(clauses)}")
     return clauses
-
-
-def _refuse_filter(text: str) -> Exception:
-    return invalid_parameter(
-        f"Invalid filter string {text!r:.300}: join comparisons of texts such as tags.key = 'value', "
-        f"params.key != '1' or status = 'FINISHED' by AND; the attributes are {', '.join(ATTRIBUTES)}"
-    )
 
 
 def clean_text(text: str) -> str:

@@ -118,7 +118,15 @@ def test_filter_is_read_as_in_mlflow() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("metrics.a > 1", "start_time = 5", "tags.a", "tags.a = b", "tags.a = 'b' or tags.c = 'd'", "x" * 9000),
+        *(
+            "metrics.a > 1",
+            "start_time = 5",
+            "tags.a = 'b' and",
+            "tags.a",
+            "tags.a = b",
+            "tags.a = 'b' or tags.c = 'd'",
+            "x" * 9000,
+        ),
         *(
             "tags.a > 'b'",
             "params.a = 1",
