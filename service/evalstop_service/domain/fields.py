@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.statuses import DecisionOutcome
@@ -78,7 +87,26 @@ Mode = Annotated[decision_lifecycle.Mode, Field(strict=False)]  # a string in JS
 Outcome = Annotated[DecisionOutcome, Field(strict=False)]
 
 
+MOST_UNKNOWN = 100
+"""Unknown fields of an object that are refused one by one."""
+
+
 class Body(BaseModel):
     """A request document: strict types, unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_fields(cls, document: Any) -> Any:
+        """Refuse unknown fields in words that say which there are."""
+        if not isinstance(document, dict) or document.keys() <= cls.__pydantic_fields__.keys():
+            return document
+        fault = PydanticCustomError(
+            "extra_forbidden",
+            "there is no such field; the fields are {fields}",
+            {"fields": ", ".join(cls.model_fields)},
+        )
+        unknown = [name for name in document if name not in cls.model_fields][:MOST_UNKNOWN]
+        errors = [InitErrorDetails(type=fault, loc=(name,), input=None) for name in unknown]
+        raise ValidationError.from_exception_data(cls.__name__, errors)

@@ -43,7 +43,6 @@ CHOICES = frozenset({"~one", "~other"})
 MOST_ERRORS = 100
 
 PLAIN_TEXTS = {
-    "extra_forbidden": "there is no such field",
     "model_attributes_type": "this should be an object",
     "uuid_parsing": "this should be an id, as lists show it; GET /api/v1/runs?name= finds a run by its name",
 }

@@ -18,16 +18,16 @@ pytestmark = ON_SQLITE
 @pytest.mark.parametrize(
     ("body", "pointer", "detail"),
     [
-        ({"polcy": "paper"}, "/polcy", "there is no such field"),
+        ({"polcy": "paper"}, "/polcy", "the fields are owner, group, tags, notes, name, metrics, labels, policy"),
         ({"metrics": {"gold": "eval"}}, "/metrics/gold", "this should be an object"),
         ({"metrics": {"gold": {"role": "evl"}}}, "/metrics/gold/role", "'eval'"),
-        ({"metrics": {"gold": {"role": "eval", "x": "minimize"}}}, "/metrics/gold/x", "there is no such field"),
+        ({"metrics": {"gold": {"role": "eval", "x": "minimize"}}}, "/metrics/gold/x", "role, direction, weight"),
         ({"metrics": "atuo"}, "/metrics", "'auto'"),
         ({"mode": "enforced"}, "/mode", "'enforce'"),
     ],
 )
 def test_mistyped_word_is_one_error(admin: httpx.Client, body: dict[str, Any], pointer: str, detail: str) -> None:
-    """The pointer names the word as it was sent, and the problem has a code for programs."""
+    """The pointer names the word as it was sent, the detail what is accepted; the code is for programs."""
     document = expect_problem(admin.post("/runs", json={"name": "x"} | body), 422)
     (error,) = document["errors"]
     assert error["pointer"] == pointer
