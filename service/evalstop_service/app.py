@@ -143,7 +143,7 @@ def _create_context(
         settings.create_encryption(),
         settings.delivery_timeout_seconds,
         settings.public_url,
-        settings.mail,
+        settings,
         limits=Limits(
             # More would compete for the interpreter, and on SQLite for its one writer, without doing more.
             8 if database.embedded else database.ordinary_connections,
@@ -243,7 +243,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
     async with Sender(
         settings.delivery_timeout_seconds,
         address_policy=settings.address_policy,
-        mail=settings.mail,
+        mail=settings,
     ) as sender:
         worker = DeliveryWorker(
             database,

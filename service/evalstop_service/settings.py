@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.security import encryption
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
@@ -25,7 +24,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.security.private_files import create_private_file, create_private_folder, keep_secret
 from evalstop_service.security.scopes import Grants, parse_grants
 from evalstop_service.store.database import Database
-from evalstop_service.webhooks.delivery.mail import MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings, Port
 
 
 def _read_database_url(url: str) -> str:
@@ -75,7 +74,6 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class DatabaseSettings(BaseModel):
@@ -200,37 +198,6 @@ class WebhookSettings(BaseModel):
     """Longest pause between two attempts, in seconds. The first lasts a second, each other twice the one before."""
 
 
-class EmailSettings(BaseModel):
-    """E-mail"""
-
-    smtp_host: str | None = None
-    """SMTP server for endpoints of the format `email`. None sends no e-mail."""
-
-    smtp_port: Port = 587
-    """Port of the SMTP server."""
-
-    smtp_encryption: Literal["starttls", "tls", "none"] = "starttls"
-    """`starttls`, `tls` from the first byte on, or `none` for a server on the same machine."""
-
-    smtp_user: str | None = None
-    """User name for the SMTP server. None does not authenticate."""
-
-    smtp_password: SecretStr | None = None
-    """Password for the SMTP server."""
-
-    email_from: str | None = None
-    """Sender address of messages; required with `EVALSTOP_SMTP_HOST`."""
-
-    email_domains: str | None = None
-    """Domains, separated by commas, of run owners who get e-mail. None sends none to owners."""
-
-    @model_validator(mode="after")
-    def _check_sender(self) -> Self:
-        if self.smtp_host is not None and not re.fullmatch(r"[^\s@<>]+@[^\s@<>]+", self.email_from or ""):
-            raise ValueError("EVALSTOP_EMAIL_FROM: with EVALSTOP_SMTP_HOST it must be an address such as a@example.org")
-        return self
-
-
 class ObservabilitySettings(BaseModel):
     """Observability"""
 
@@ -303,33 +270,13 @@ class Settings(
         return parse_address_policy(self.webhook_networks)
 
     @property
-    def mail(self) -> MailSettings | None:
-        """The SMTP server; None: there is none."""
-        if self.smtp_host is None or self.email_from is None:
-            return None
-        return MailSettings(
-            host=self.smtp_host,
-            port=self.smtp_port,
-            encryption=self.smtp_encryption,
-            user=self.smtp_user,
-            password=reveal(self.smtp_password),
-            sender=self.email_from,
-            domains=tuple(part.strip().lower() for part in (self.email_domains or "").split(",") if part.strip()),
-        )
-
-    @property
     def grants(self) -> Grants | None:
         """The grants of roles by OpenID Connect; None: nobody signs in that way."""
         return Grants(parse_grants(self.oidc_grants), self.oidc_groups_claim) if self.oidc_grants else None
 
     def describe_project(self, name: str) -> NewProject:
         """A project that is created with its first key."""
-        return NewProject(
-            name=name,
-            held_out_share=self.held_out_share,
-            max_mode=Mode(self.max_mode),
-            veto_window_seconds=self.veto_window_seconds,
-        )
+        return NewProject(name=name, **{field: getattr(self, field) for field in ProjectSettings.model_fields})
 
 
 def reveal(value: SecretStr | None) -> str | None:

@@ -106,7 +106,7 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
 class Story:
     """The course of a run of the file, `example`; it posts `evals` evals at this pace, and ends if these are all."""
 
-    name: str
+    request: open_run.OpenRequest
     example: dict[str, Any]
     begins_at: datetime
     pace: timedelta
@@ -140,8 +140,16 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         if number < RUNNING:
             evals = int(chance.uniform(0.3, 0.9) * evals)
             ended_at = now - (timedelta(hours=6), timedelta(days=10), *[timedelta()] * RUNNING)[number]
-        name = f"{chance.choice(KINDS)}-{example['family'].replace('_', '-')}-{number:03d}"
-        stories.append(Story(name, example, ended_at - (evals + 1) * pace, pace, evals))
+        (policy, mode), kind = chance.choice(TERMS), chance.choice(KINDS)
+        request = open_run.OpenRequest(
+            f"{kind}-{example['family'].replace('_', '-')}-{number:03d}",
+            METRICS,
+            labels={"job_kind": kind, "gpus": chance.choice(GPUS)},
+            policy=policy,
+            mode=Mode(mode),
+            total_steps=example["steps"][-1],
+        )
+        stories.append(Story(request, example, ended_at - (evals + 1) * pace, pace, evals))
     return sorted(stories, key=lambda story: story.begins_at)
 
 
@@ -179,7 +187,7 @@ class Player:
     def play_run(self, story: Story) -> Iterator[datetime]:
         """Open a run and post to it until it ends or a receiver has stopped it; later a person may judge it."""
         yield story.begins_at
-        run = self.open_run(story)
+        run, _ = open_run.open_run(self.database, self.project.id, story.request, self.at)
         ends_at, gone_at, decision = story.at(story.evals), None, None
         for first in range(0, story.evals, EVALS_A_POST):
             evals = range(first, min(first + EVALS_A_POST, story.evals))
@@ -204,23 +212,10 @@ class Player:
             yield self.at + timedelta(hours=self.chance.uniform(1, 40))
             self.label_outcome(story, run, decision)
 
-    def open_run(self, story: Story) -> Run:
-        """Open a run under a policy and in a mode by chance."""
-        policy, mode = self.chance.choice(TERMS)
-        request = open_run.OpenRequest(
-            story.name,
-            METRICS,
-            labels={"gpus": self.chance.choice(GPUS)},
-            policy=policy,
-            mode=Mode(mode),
-            total_steps=story.example["steps"][-1],
-        )
-        return open_run.open_run(self.database, self.project.id, request, self.at)[0]
-
     def post_evals(self, story: Story, run: Run, evals: range) -> Decision | None:
         """Post some evals, and the checkpoint of the last one; returns the decision on the run."""
         last = story.example["steps"][evals[-1]]
-        saved = CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}")
+        saved = CheckpointSaved(last, f"s3://checkpoints/{story.request.name}/step-{last:06d}")
         self.committer.submit_and_wait(Message(self.project.id, run.id, saved))
         posted = Observations(tuple(story.list_observations(evals)))
         return self.committer.submit_and_wait(Message(self.project.id, run.id, posted)).decision

@@ -37,15 +37,10 @@ def _chain_project(database: Database, project_id: UUID) -> None:
 
 
 def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:
-    """The log of a project, or those of all projects and the installation, by name; a deleted project's log by its id.
-
-    Raises NotFound.
-    """
+    """The log of a project, or those of all projects and the installation, by name; raises NotFound."""
     with database.reading() as tx:
         project_ids = {project.name: project.id for project in projects.list_projects(tx)}
         project_ids[INSTALLATION_NAME] = INSTALLATION
-        deleted_ids = set(audit.list_chains(tx)) - set(project_ids.values())
-    project_ids |= {str(project_id): project_id for project_id in deleted_ids}
     if project_name is None:
         return project_ids
     if project_name not in project_ids:

@@ -131,11 +131,6 @@ def list_waiting_projects(tx: Transaction) -> list[UUID]:
     return list(tx.execute(sa.select(audit_log.c.project_id).where(_WAITING).distinct()).scalars())
 
 
-def list_chains(tx: Transaction) -> list[UUID]:
-    """The projects that have or once had chained entries."""
-    return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
-
-
 def chain_entries(tx: Transaction, project_id: UUID) -> int:
     """Append up to `ENTRIES_AT_A_TIME` waiting entries to their project's chain, oldest first; returns their number."""
     end = _lock_end(tx, project_id)

@@ -25,7 +25,7 @@ from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.keys import Key
 from evalstop_service.web.limits import LIMITS, RECEIVED_AT, Limits, hold_place, in_thread, is_decision_path, set_sender
 from evalstop_service.web.problems import Problem, ProblemKind, refuse_unknown_parameters
-from evalstop_service.webhooks.delivery.mail import MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings
 from evalstop_service.webhooks.links import locate_run
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class Context:
     clock: Clock
     committer: Committer
     key_cache: KeyCache
-    address_policy: AddressPolicy = field(default_factory=AddressPolicy)
-    encryption: Encryption = field(default_factory=Encryption)
-    delivery_timeout_seconds: float = 10.0
-    public_url: str | None = None
-    mail: MailSettings | None = None
-    limits: Limits = field(default_factory=Limits)
+    address_policy: AddressPolicy
+    encryption: Encryption
+    delivery_timeout_seconds: float
+    public_url: str | None
+    mail: EmailSettings
+    limits: Limits
     shutdown: Event = field(default_factory=Event)
 
     def read_time(self) -> datetime:

@@ -22,7 +22,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.webhooks.channels import render_body
-from evalstop_service.webhooks.delivery.mail import MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.endpoints import require_enabled
 from evalstop_service.webhooks.events import build_data
@@ -65,7 +65,7 @@ def send_test_event(
     address_policy: AddressPolicy,
     encryption: Encryption,
     timeout_seconds: float,
-    mail: MailSettings | None,
+    mail: EmailSettings,
     now: datetime,
 ) -> TestResult:
     """Send the event from this thread, which must not run an event loop; it is not a delivery and is not retried.

@@ -24,7 +24,7 @@ import httpx2
 
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.webhooks.channels import is_mail_url
-from evalstop_service.webhooks.delivery.mail import Mailer, MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings, Mailer
 from evalstop_service.webhooks.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
@@ -132,13 +132,13 @@ class Sender:
         *,
         address_policy: AddressPolicy | None = None,
         resolve: Resolve | None = None,
-        mail: MailSettings | None = None,
+        mail: EmailSettings | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.connect_seconds = connect_seconds
         self._network = CheckedNetwork(address_policy or AddressPolicy(), resolve)
         self._pool: httpcore2.AsyncConnectionPool | None = None
-        self._mailer = Mailer(mail, timeout_seconds)
+        self._mailer = Mailer(mail or EmailSettings(), timeout_seconds)
 
     async def __aenter__(self) -> Self:
         self._pool = httpcore2.AsyncConnectionPool(

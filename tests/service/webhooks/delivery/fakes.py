@@ -34,7 +34,7 @@ from evalstop_service.store.queue import leases, outbox
 from evalstop_service.store.queue.attempts import BreakerLimits, ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.store.tables import decisions, policies, runs
-from evalstop_service.webhooks.delivery.mail import MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -299,7 +299,7 @@ async def deliver_until(
     service_metrics: ServiceMetrics | None = None,
     breaker: BreakerLimits | None = None,
     encryption: Encryption | None = None,
-    mail: MailSettings | None = None,
+    mail: EmailSettings | None = None,
 ) -> None:
     """Run a worker until the condition holds; fail after the deadline."""
     async with run_worker(
@@ -321,7 +321,7 @@ async def run_worker(
     *,
     stop: asyncio.Event | None = None,
     timeout_seconds: float = 15.0,
-    mail: MailSettings | None = None,
+    mail: EmailSettings | None = None,
     clock: Clock = utc_now,
     **options: Any,
 ) -> AsyncIterator[asyncio.Task[None]]:

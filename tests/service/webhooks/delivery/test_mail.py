@@ -26,7 +26,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import DeliveryAttempt
-from evalstop_service.webhooks.delivery.mail import Mailer, MailSettings
+from evalstop_service.webhooks.delivery.mail import EmailSettings, Mailer
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, all_settled, deliver_until, seed_project
 
@@ -61,9 +61,9 @@ class FakeMailServer:
         parsed = [email.message_from_bytes(content, policy=default) for content in contents]
         return [message for message in parsed if isinstance(message, EmailMessage)]
 
-    def build_settings(self, **options: Any) -> MailSettings:
-        defaults = {"encryption": "none", "user": None, "password": None, "domains": ("example.org",)}
-        return MailSettings("127.0.0.1", self.port, sender="evalstop@example.org", **{**defaults, **options})
+    def build_settings(self, **options: Any) -> EmailSettings:
+        defaults = {"smtp_encryption": "none", "email_domains": "example.org", "email_from": "evalstop@example.org"}
+        return EmailSettings(smtp_host="127.0.0.1", smtp_port=self.port, **{**defaults, **options})
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def send(embedded_database: Database) -> SendEvent:
     """Return a function that sends an event by mail and returns the attempts."""
 
     def send_event(
-        project: SeededProject, url: str, mail: MailSettings | None, owner: str | None = None
+        project: SeededProject, url: str, mail: EmailSettings | None, owner: str | None = None
     ) -> list[DeliveryAttempt]:
         with embedded_database.transaction() as tx:
             endpoints.add_endpoint(tx, project.id, url=url, event_types=["*"], now=EPOCH, format="email")
@@ -160,7 +160,7 @@ def test_mail_is_sent_over_starttls_with_sign_in(
 
     options = {"tls_context": context, "require_starttls": True, "authenticator": authenticate, "auth_required": True}
     with run_mail_server(**options) as server:
-        mail = server.build_settings(encryption="starttls", user="evalstop", password="secret")
+        mail = server.build_settings(smtp_encryption="starttls", smtp_user="evalstop", smtp_password="secret")
         (attempt,) = send(project, "mailto:ops@example.org", mail)
     assert (attempt.status_code, attempt.error, signed_in) == (250, None, [b"evalstop"])
     assert len(server.received) == 1
@@ -169,7 +169,9 @@ def test_mail_is_sent_over_starttls_with_sign_in(
 def test_untrusted_certificate_ends_the_connection(tmp_path: Path) -> None:
     """With an untrusted certificate the connection ends before the password is sent."""
     with run_mail_server(tls_context=create_tls_context(tmp_path), require_starttls=True) as server:
-        mailer = Mailer(server.build_settings(encryption="starttls", user="evalstop", password="secret"), 5.0)
+        mailer = Mailer(
+            server.build_settings(smtp_encryption="starttls", smtp_user="evalstop", smtp_password="secret"), 5.0
+        )
         answer = asyncio.run(mailer.send("mailto:ops@example.org", {"webhook-id": "1"}, "s\n\nt", "{}"))
         mailer.close()
     assert answer.status_code is None
@@ -179,7 +181,9 @@ def test_untrusted_certificate_ends_the_connection(tmp_path: Path) -> None:
 
 def test_missing_mail_server_is_reported() -> None:
     """Without a mail server the attempt's error names the missing setting."""
-    answer = asyncio.run(Mailer(None, 5.0).send("mailto:ops@example.org", {"webhook-id": "1"}, "s\n\nt", "{}"))
+    answer = asyncio.run(
+        Mailer(EmailSettings(), 5.0).send("mailto:ops@example.org", {"webhook-id": "1"}, "s\n\nt", "{}")
+    )
     assert (answer.status_code, answer.error) == (None, "not sent: EVALSTOP_SMTP_HOST is not set")
 
 
