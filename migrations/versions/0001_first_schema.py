@@ -141,7 +141,6 @@ def _create_projects() -> None:
         sa.Column("stale_seconds", sa.Double(), nullable=False),
         sa.Column("case_seconds", sa.Double(), nullable=False),
         sa.Column("case_evals", sa.Integer(), nullable=False),
-        sa.Column("case_gpu_hours", sa.Double(), nullable=False),
         sa.Column("cases_per_key_and_day", sa.Integer(), nullable=False),
         sa.Column("retention_days", sa.Integer(), nullable=True),
         sa.Column("rules", sa.JSON(none_as_null=True), nullable=True),

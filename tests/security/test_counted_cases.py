@@ -36,7 +36,7 @@ def load_stage_cases(project: ProjectFixture) -> StageCases:
         return rollout_stage.load_stage_cases(tx, stage)
 
 
-@pytest.mark.parametrize("values", [{"seconds": 40.0}, {"evals": 7}, {"gpu_hours": 0.02}])
+@pytest.mark.parametrize("values", [{"seconds": 40.0}, {"evals": 7}])
 def test_cases_of_short_runs_do_not_count(project: ProjectFixture, values: dict[str, Any]) -> None:
     """However many short runs a policy stopped rightly, its precision is not measured by them."""
     run = project.open_run(policy="watch-all-roles")

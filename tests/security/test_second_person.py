@@ -186,7 +186,6 @@ def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> N
         ({"confirm_seconds": 1.0}, {"confirm_seconds": 900.0}),
         ({"case_seconds": 0.0}, {"case_seconds": 600.0}),
         ({"case_evals": 0}, {"case_evals": 8}),
-        ({"case_gpu_hours": 0.0}, {"case_gpu_hours": 0.1}),
         ({"cases_per_key_and_day": 1_000_000}, {"cases_per_key_and_day": 20}),
         ({"act_from_messages": False}, {"act_from_messages": True}),
         ({"stop_hours": None}, {"stop_hours": "mon-fri 09:00-18:00"}),

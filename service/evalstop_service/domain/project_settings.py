@@ -48,14 +48,13 @@ class Widens(StrEnum):
 @dataclass(frozen=True)
 class Setting:
     """What a setting means. `widens`: None if it never does, or is compared by a rule of its own. `empty`: what null
-    means; None: it cannot be null. `unit`: on the page."""
+    means; None: it cannot be null."""
 
     group: Group
     label: str
     description: str
     widens: Widens | None = None
     empty: str | None = None
-    unit: str = ""
 
 
 def read_seconds(written: Any) -> Any:
@@ -170,10 +169,9 @@ class ProjectSettings:
         Field(ge=0, le=1),
         Setting(
             _STOPPING,
-            "Held out",
+            "Held out (0 to 1)",
             "share of stops held out at random, to measure whether they are right",
             Widens.LESS,
-            unit="0 to 1",
         ),
     ] = HELD_OUT_SHARE
     stops_per_hour: Annotated[
@@ -192,13 +190,6 @@ class ProjectSettings:
         Integral,
         Setting(_CASES, "Evals", "attempts with fewer finite evals do not count towards a rollout stage", Widens.LESS),
     ] = 8
-    case_gpu_hours: Annotated[
-        float,
-        Field(ge=0, le=1e6, allow_inf_nan=False),
-        Setting(
-            _CASES, "GPU-hours", "attempts that used fewer, if known, do not count towards a rollout stage", Widens.LESS
-        ),
-    ] = 0.1
     cases_per_key_and_day: Annotated[
         Count,
         Setting(
@@ -209,10 +200,9 @@ class ProjectSettings:
         Annotated[int, Field(ge=1, le=36_500), Integral] | None,
         Setting(
             _RETENTION,
-            "Retention",
+            "Retention (days)",
             "how long the details of a run are kept after its end",
             empty="forever",
-            unit="days",
         ),
     ] = None
     rules: Annotated[

@@ -64,7 +64,6 @@ def count_towards_stage(
     is_long = sa.and_(
         cases.c.seconds >= needed.case_seconds,
         cases.c.evals >= needed.case_evals,
-        cases.c.gpu_hours.is_(None) | (cases.c.gpu_hours >= needed.case_gpu_hours),
     )
     place = sa.func.row_number().over(
         partition_by=[*key_columns(tx, "policy"), cases.c.key_id, *key_columns(tx, "day"), is_long],

@@ -108,7 +108,6 @@ PROJECT_SETTINGS = {
     "second_person": False,
     "case_seconds": 60.0,
     "case_evals": 3,
-    "case_gpu_hours": 0.5,
     "cases_per_key_and_day": 5,
 }
 

@@ -215,7 +215,7 @@ def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
     assert project.stops_per_hour is None
     for invalid, words in (
         ({"veto_window_seconds": "soon"}, "Veto window: a duration such as 90s"),
-        ({"held_out_share": "2"}, "Held out: Input should be less than or equal to 1"),
+        ({"held_out_share": "2"}, "Held out (0 to 1): Input should be less than or equal to 1"),
         ({"default_policy": "no-such"}, "no-such"),
         ({"allowed_policies": "x" * 2001}, "Allowed policies: "),
         ({"veto_window_seconds": ""}, "Veto window: "),
