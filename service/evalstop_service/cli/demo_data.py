@@ -50,7 +50,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
 FILE = "example_runs.json.gz"
-SEED, DAYS = 12, 60
+SEED, DAYS = 60, 60
 RUNNING = 10  # this many of the last runs have not ended
 EVALS_A_POST = 3
 
@@ -156,8 +156,8 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
 class Player:
     """Plays runs, receivers, people and the worker, each as a generator that yields when it acts next."""
 
-    def __init__(self, database: Database, project: Project, begins_at: datetime, chance: random.Random) -> None:
-        self.database, self.project, self.chance = database, project, chance
+    def __init__(self, database: Database, project: Project, begins_at: datetime) -> None:
+        self.database, self.project = database, project
         self.at = begins_at
         self.committer = Committer(database, RunCache(), lambda: self.at, ServiceMetrics())
 
@@ -196,8 +196,8 @@ class Player:
             yield story.at(evals[-1])
             decision = self.post_evals(story, run, evals)
             is_pending = decision is not None and decision.state is DecisionState.PENDING
-            if decision is not None and is_pending and gone_at is None and self.chance.random() < 0.95:
-                gone_at = decision.due_at + timedelta(seconds=self.chance.uniform(20, 600))
+            if decision is not None and is_pending and gone_at is None:
+                gone_at = decision.due_at + timedelta(minutes=2)
         if decision is not None and gone_at is not None and gone_at < ends_at:
             yield gone_at
             self.confirm_stop(run, decision)
@@ -208,9 +208,10 @@ class Player:
             commands.finish_run(self.database, self.project.id, run.id, "completed", self.at)
         with self.database.reading() as tx:
             decision = decisions.find_decision_of_attempt(tx, run.id, 1)
-        if self.chance.random() < (0.15 if decision is None else 0.8):
-            yield self.at + timedelta(hours=self.chance.uniform(1, 40))
-            self.label_outcome(story, run, decision)
+        chance = random.Random(story.request.name)  # the same at each filling, whatever was held out before
+        if chance.random() < (0.15 if decision is None else 0.8):
+            yield self.at + timedelta(hours=chance.uniform(1, 40))
+            self.label_outcome(story, run, decision, chance.choice(PEOPLE))
 
     def post_evals(self, story: Story, run: Run, evals: range) -> Decision | None:
         """Post some evals, and the checkpoint of the last one; returns the decision on the run."""
@@ -230,7 +231,7 @@ class Player:
         report = Reported(self.at, DecisionState.CONFIRMED, RECEIVER, "the job is gone", details)
         commands.record_report(self.database, self.project.id, decision.id, report)
 
-    def label_outcome(self, story: Story, run: Run, decision: Decision | None) -> None:
+    def label_outcome(self, story: Story, run: Run, decision: Decision | None, person: str) -> None:
         """A person labels the outcome; `unknown` where the example does not say."""
         peak, turned = story.example["peak_step"], story.example["turned"]
         outcome, turn_step = DecisionOutcome.UNKNOWN, None
@@ -239,7 +240,6 @@ class Player:
         elif turned and peak is not None:
             is_right = decision is not None and decision.step >= peak
             outcome, turn_step = DecisionOutcome.RIGHT if is_right else DecisionOutcome.WRONG, peak
-        person = self.chance.choice(PEOPLE)
         label = Outcome(outcome=outcome, turn_step=turn_step, note="read some answers", actor=person, at=self.at)
         commands.label_run(self.database, self.project.id, run.id, label)
 
@@ -250,7 +250,7 @@ def fill(database: Database, name: str, now: datetime, most: int | None = None) 
     `most`: how many examples, at least those still running; None: all. Adds nothing to a project that has runs:
     examples are not mixed with others, and an interrupted filling cannot be continued.
     """
-    chance, begins_at = random.Random(SEED), now - timedelta(days=DAYS)
+    begins_at = now - timedelta(days=DAYS)
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, name)
         if project is not None and run_lists.list_runs(tx, project.id, limit=1):
@@ -259,7 +259,7 @@ def fill(database: Database, name: str, now: datetime, most: int | None = None) 
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
     with database.transaction() as tx:
         project = project_settings.apply_change(tx, Author(project.id, SERVICE, begins_at), SETTINGS)
-    player, stories = Player(database, project, begins_at, chance), choose_stories(chance, now, most)
+    player, stories = Player(database, project, begins_at), choose_stories(random.Random(SEED), now, most)
     with running_in_thread(player.committer):
         player.play([player.play_worker(), *map(player.play_run, stories)], now)
     return len(stories)
