@@ -6,11 +6,12 @@ An event that receivers would refuse as too large loses its report, then its lon
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from msgspec import Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct, UnsetType, defstruct, field
 
 from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.decision_lifecycle import Exploit, Guard
@@ -104,8 +105,13 @@ class RolloutStage(Struct, kw_only=True, omit_defaults=True):
     precision_since: Annotated[Estimate | None, Meta(description="of the cases since the last change of stage")] = None
 
 
-class _AboutRun(Struct, kw_only=True):
+class ProjectEvent(Struct, kw_only=True):
+    """Something happened in a project."""
+
     project: Project
+
+
+class _AboutRun(ProjectEvent, kw_only=True):
     run: Run
     verdict: Verdict
     best_checkpoint: BestCheckpoint | None
@@ -117,24 +123,12 @@ class RunEvent(_AboutRun, kw_only=True):
     decision: None
 
 
-class RuleMet(RunEvent, kw_only=True):
-    """A run met a rule of its project."""
-
-    rule: RuleBreach
-
-
 class Alert(Struct):
     """What the trainer tells people."""
 
     id: UUID
     title: str
     text: str
-
-
-class AlertRaised(RunEvent, kw_only=True):
-    """A trainer raised an alert."""
-
-    alert: Alert
 
 
 class EvalRequest(Struct):
@@ -150,13 +144,6 @@ class EvalRequest(Struct):
     deadline_at: Time
 
 
-class EvalRequested(RunEvent, kw_only=True):
-    """An evaluation is requested; `request` is null if any eval will do and no trainer declared that it answers
-    requests."""
-
-    request: EvalRequest | None
-
-
 class DecisionEvent(_AboutRun, kw_only=True):
     """Something happened to a decision."""
 
@@ -164,62 +151,6 @@ class DecisionEvent(_AboutRun, kw_only=True):
     gpu_hours_left: Annotated[
         float | None, Meta(description="GPU-hours of the steps that are left, which a stop saves; null: not known")
     ]
-
-
-class StopRequested(DecisionEvent, kw_only=True):
-    """A receiver must end a job, or park it."""
-
-    job: Job
-
-
-class StopPending(DecisionEvent, kw_only=True):
-    """A veto window opened."""
-
-    act_from_messages: Annotated[bool, Meta(description="messages to people hold a link to veto the stop")]
-
-
-class ExploitPending(StopPending, kw_only=True):
-    """A veto window opened for a copy."""
-
-    exploit: Exploit
-
-
-class ExploitRequested(StopRequested, kw_only=True):
-    """The trainer is asked, or a receiver restarts its job, to go on from the checkpoint of another run."""
-
-    exploit: Exploit
-
-
-class StopOnHold(DecisionEvent, kw_only=True):
-    """Guards put a stop on hold."""
-
-    guards: list[Guard]
-
-
-class StopReported(DecisionEvent, kw_only=True):
-    """The stop ended; `report` is the receiver's report, or how often the service asked without success."""
-
-    report: dict[str, Any]
-
-
-class HealthChanged(RunEvent, kw_only=True):
-    """A run went silent."""
-
-    health: Health
-
-
-class MetricFaultFound(RunEvent, kw_only=True):
-    """A watched metric has no data."""
-
-    metric_fault: MetricFault
-
-
-class RolloutStageChanged(Struct):
-    """A policy changed its rollout stage in a project, or may change it."""
-
-    project: Project
-    policy: Policy
-    rollout_stage: RolloutStage
 
 
 class Digest(Struct):
@@ -239,21 +170,38 @@ class Digest(Struct):
     ready: Annotated[list[str], Meta(description="moves of policies to a higher rollout stage that wait for an admin")]
 
 
-class DigestSent(Struct):
-    """The weekly digest."""
+FIELDS: dict[str, Any] = {
+    "policy": Policy,
+    "rollout_stage": RolloutStage,
+    "digest": Digest,
+    "endpoint": Endpoint,
+    "health": Health,
+    "metric_fault": MetricFault,
+    "rule": RuleBreach,
+    "alert": Alert,
+    "request": Annotated[
+        EvalRequest | None,
+        Meta(description="null if any eval will do and no trainer declared that it answers requests"),
+    ],
+    "job": Job,
+    "exploit": Exploit,
+    "act_from_messages": Annotated[bool, Meta(description="messages to people hold a link to veto the stop")],
+    "guards": list[Guard],
+    "report": Annotated[
+        dict[str, Any],
+        Meta(description="the receiver's report, or how often the service asked without success"),
+    ],
+}
+"""The fields that only some types of events have."""
 
-    project: Project
-    digest: Digest
 
+def make_data(base: type[ProjectEvent], fields: Mapping[str, object], **more: object) -> ProjectEvent:
+    """The data of a type of event: the fields of `base`, and `more` of `FIELDS`."""
+    own, said = [(name, FIELDS[name]) for name in more], {"__doc__": base.__doc__}
+    data: Any = defstruct(base.__name__, own, bases=(base,), namespace=said, kw_only=True)
+    made: ProjectEvent = data(**fields, **more)
+    return made
 
-class EndpointTest(Struct):
-    """An operator tests an endpoint."""
-
-    project: Project
-    endpoint: Endpoint
-
-
-EventData = RunEvent | DecisionEvent | RolloutStageChanged | DigestSent | EndpointTest
 
 MOST_EVENT_BYTES = 64 * 1024
 

@@ -40,7 +40,7 @@ class Declaration:
 
     sentence: str
     headline: str
-    example: event_data.EventData
+    example: event_data.ProjectEvent
 
 
 _AT = datetime(2026, 1, 1, 14, 31, 7, 250_000, UTC)
@@ -104,113 +104,112 @@ _DIGEST = event_data.Digest(
     gpu_hours_would_have_saved=41.5,
     ready=["early may move from shadow to canary"],
 )
-_NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
+_DECISION_ID = UUID("0199aa11-7777-7b88-9c99-aabbccddeeff")
 
 
-def _decided(state: str, action: str = "stop") -> dict[str, Any]:
-    return {
-        **_RUN,
-        "decision": event_data.Decision(
-            UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT + timedelta(minutes=15)
-        ),
-        "gpu_hours_left": 41.5,
-    }
+def _of_project(**fields: object) -> event_data.ProjectEvent:
+    return event_data.make_data(event_data.ProjectEvent, {"project": _PROJECT}, **fields)
 
 
-def _silent(state: str) -> event_data.HealthChanged:
-    return event_data.HealthChanged(
-        **_NO_DECISION, health=event_data.Health(state, datetime(2026, 1, 1, 14, 1, 7, 250_000, UTC), 61.5)
+def _of_run(**fields: object) -> event_data.ProjectEvent:
+    return event_data.make_data(event_data.RunEvent, _RUN | {"decision": None}, **fields)
+
+
+def _of_decision(state: str, action: str = "stop", **fields: object) -> event_data.ProjectEvent:
+    decision = event_data.Decision(_DECISION_ID, action, state, 150, _AT + timedelta(minutes=15))
+    return event_data.make_data(
+        event_data.DecisionEvent, _RUN | {"decision": decision, "gpu_hours_left": 41.5}, **fields
     )
+
+
+def _silent(state: str) -> event_data.ProjectEvent:
+    return _of_run(health=event_data.Health(state, datetime(2026, 1, 1, 14, 1, 7, 250_000, UTC), 61.5))
 
 
 DECLARATIONS: dict[EventType, Declaration] = {
     EventType.SUSPECTED: Declaration(
         "The policy suspects that the run has stopped improving. Sent once per attempt.",
         "may have stopped improving",
-        event_data.RunEvent(**_NO_DECISION),
+        _of_run(),
     ),
     EventType.EVAL_REQUESTED: Declaration(
         "An eval now would show whether the run has stopped improving. A `request` asks for a paired evaluation.",
         "should be evaluated now",
-        event_data.EvalRequested(**_NO_DECISION, request=_REQUEST),
+        _of_run(request=_REQUEST),
     ),
     EventType.STOP_PENDING: Declaration(
         "A veto window opens: the stop goes out at `due_at` unless a person vetoes it. Not sent again if the window is "
         "extended.",
         "will be stopped unless somebody vetoes it",
-        event_data.StopPending(**_decided("pending"), act_from_messages=True),
+        _of_decision("pending", act_from_messages=True),
     ),
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
         "is to be stopped",
-        event_data.StopRequested(**_decided("requested"), job=_JOB),
+        _of_decision("requested", job=_JOB),
     ),
     EventType.STOP_ON_HOLD: Declaration(
         "The policy wants a stop, and a guard puts it on hold.",
         "should be stopped, but a guard puts the stop on hold",
-        event_data.StopOnHold(**_decided("on_hold"), guards=[Guard(GuardKind.PAUSED, "dana paused the project")]),
+        _of_decision("on_hold", guards=[Guard(GuardKind.PAUSED, "dana paused the project")]),
     ),
     EventType.STOP_ESCALATED: Declaration(
         "The receiver must end the job by force: nobody confirmed the stop for the second time.",
         "is to be stopped by force: nobody has confirmed the stop",
-        event_data.StopRequested(**_decided("escalated"), job=_JOB),
+        _of_decision("escalated", job=_JOB),
     ),
     EventType.STOPPED: Declaration(
         "The scheduler reports that the job is gone (`confirmed`), or the trainer ended it by itself (`obeyed`).",
         "was stopped",
-        event_data.StopReported(
-            **_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}
-        ),
+        _of_decision("confirmed", report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
     ),
     EventType.PARK_PENDING: Declaration(
         "A veto window opens: the run is parked at `due_at` unless a person vetoes it.",
         "will be parked unless somebody vetoes it",
-        event_data.StopPending(**_decided("pending", "park"), act_from_messages=True),
+        _of_decision("pending", "park", act_from_messages=True),
     ),
     EventType.PARK_REQUESTED: Declaration(
         "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "
         "endpoint that subscribes to this type can park jobs.",
         "is to be parked",
-        event_data.StopRequested(**_decided("requested", "park"), job=_JOB),
+        _of_decision("requested", "park", job=_JOB),
     ),
     EventType.EXPLOIT_PENDING: Declaration(
         "A veto window opens: the run copies another one of its group at `due_at` unless a person vetoes it.",
         "will go on from the checkpoint of another run unless somebody vetoes it",
-        event_data.ExploitPending(**_decided("pending", "exploit"), act_from_messages=True, exploit=_EXPLOIT),
+        _of_decision("pending", "exploit", act_from_messages=True, exploit=_EXPLOIT),
     ),
     EventType.EXPLOIT_REQUESTED: Declaration(
         "The run is to go on from the checkpoint of another run of its group: its trainer loads it, or the receiver "
         "restarts the job with it. Never a stop. Sent again, as a new event, if the trainer does not confirm.",
         "is to go on from the checkpoint of another run",
-        event_data.ExploitRequested(**_decided("requested", "exploit"), job=_JOB, exploit=_EXPLOIT),
+        _of_decision("requested", "exploit", job=_JOB, exploit=_EXPLOIT),
     ),
     EventType.PARKED: Declaration(
         "The scheduler reports that the job is set aside: held, suspended, or ended to be started again.",
         "was parked",
-        event_data.StopReported(**_decided("parked", "park"), report={"parked_as": "held"}),
+        _of_decision("parked", "park", report={"parked_as": "held"}),
     ),
     EventType.PARK_OVERDUE: Declaration(
         "A job has been parked for a week; repeated weekly. A person should resume or stop it.",
         "is still parked. A person should resume or stop it",
-        event_data.DecisionEvent(**_decided("parked", "park")),
+        _of_decision("parked", "park"),
     ),
     EventType.STOP_FAILED: Declaration(
         "The job could not be ended or parked, or no receiver answered. A person should look.",
         "could not be stopped or parked. A person should look",
-        event_data.StopReported(**_decided("failed"), report={"escalations": 2}),
+        _of_decision("failed", report={"escalations": 2}),
     ),
     EventType.RESUME_REQUESTED: Declaration(
         "A stop was undone, or a parked job should resume: the receiver resumes the job if its scheduler can.",
         "may continue: it is no longer to be stopped or parked",
-        event_data.DecisionEvent(**_decided("undone")),
+        _of_decision("undone"),
     ),
     EventType.BEST_CHECKPOINT_CHANGED: Declaration(
-        "Another checkpoint is the one to ship.", "has a new best checkpoint", event_data.RunEvent(**_NO_DECISION)
+        "Another checkpoint is the one to ship.", "has a new best checkpoint", _of_run()
     ),
-    EventType.COMPLETED: Declaration("The run completed.", "has completed", event_data.RunEvent(**_NO_DECISION)),
-    EventType.FAILED: Declaration(
-        "The trainer reports that the run ended with an error.", "failed", event_data.RunEvent(**_NO_DECISION)
-    ),
+    EventType.COMPLETED: Declaration("The run completed.", "has completed", _of_run()),
+    EventType.FAILED: Declaration("The trainer reports that the run ended with an error.", "failed", _of_run()),
     EventType.STALE: Declaration(
         "The run has not posted for longer than usual.",
         "is stale: it has not posted for longer than usual",
@@ -224,8 +223,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.METRIC_FAULT: Declaration(
         "A watched metric is missing or was renamed: its detectors see nothing.",
         "has a metric that its detectors cannot use",
-        event_data.MetricFaultFound(
-            **_NO_DECISION,
+        _of_run(
             metric_fault=MetricFault("eval/score", "it was last reported at step 20, others are at step 150"),
         ),
     ),
@@ -233,13 +231,12 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "The run met one of the project's rules on metrics. Not sent again for this rule within its pause. Nothing is "
         "stopped.",
         "met a rule",
-        event_data.RuleMet(**_NO_DECISION, rule=RuleBreach("kl > 20", "kl", 150, 23.1, "kl is 23.1 at step 150")),
+        _of_run(rule=RuleBreach("kl > 20", "kl", 150, 23.1, "kl is 23.1 at step 150")),
     ),
     EventType.ALERT: Declaration(
         "The trainer called `run.alert`.",
         "raised an alert",
-        event_data.AlertRaised(
-            **_NO_DECISION,
+        _of_run(
             alert=event_data.Alert(
                 UUID("0199aa13-2222-7d33-8e44-778899aabbcc"), "The grader is slow", "9 s an answer instead of 2"
             ),
@@ -248,25 +245,26 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
         "A policy's measured precision allows a higher rollout stage. An admin has to confirm it.",
         "may move",
-        event_data.RolloutStageChanged(_PROJECT, event_data.Policy("early", 3), _ROLLOUT_STAGE),
+        _of_project(policy=event_data.Policy("early", 3), rollout_stage=_ROLLOUT_STAGE),
     ),
     EventType.ROLLOUT_STAGE_CHANGED: Declaration(
         "A policy's rollout stage changed: up by an admin's confirmation, or down by its measured precision.",
         "moves",
-        event_data.RolloutStageChanged(_PROJECT, event_data.Policy("early", 3), _ROLLOUT_STAGE),
+        _of_project(policy=event_data.Policy("early", 3), rollout_stage=_ROLLOUT_STAGE),
     ),
     EventType.DIGEST: Declaration(
         "The week of a project, Mondays at 07:00 UTC: stops, vetoes, GPU-hours, and what waits for people. `*` does "
         "not subscribe to it: name it.",
         "the week until",
-        event_data.DigestSent(_PROJECT, _DIGEST),
+        _of_project(digest=_DIGEST),
     ),
     EventType.ENDPOINT_TEST: Declaration(
         "An operator tests whether an endpoint answers. Endpoints cannot subscribe to it.",
         "",
-        event_data.EndpointTest(
-            _PROJECT,
-            event_data.Endpoint(UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:9000/"),
+        _of_project(
+            endpoint=event_data.Endpoint(
+                UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:9000/"
+            ),
         ),
     ),
 }

@@ -60,7 +60,7 @@ def test_report_of_any_size_fits_into_an_event(report: str) -> None:
     """The report is left out; the ids of project, run and decision stay, and channels can render it."""
     example = DECLARATIONS[EventType.STOPPED].example
     labels = {f"label {number}": "y" * 45 for number in range(500)}
-    run = msgspec.structs.replace(example.run, labels=labels)  # type: ignore[union-attr]
+    run = msgspec.structs.replace(example.run, labels=labels)  # type: ignore[attr-defined]
     fields = msgspec.structs.asdict(example) | {"run": run, "report": REPORTS[report]}
     data = build_data(EventType.STOPPED, fields)
     body = json.dumps({"type": EventType.STOPPED, "timestamp": "2026-01-01T00:00:00Z", "data": data})
