@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from evalstop_lab.cli import main
 from evalstop_lab.simulator.drawing import PAPER, draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.metrics import count_flags, measure_schedule
-from evalstop_lab.simulator.reproduce import Cell, Row, Rows, build_cells, build_lines, estimate_saving, run_cell
+from evalstop_lab.simulator.reproduce import Seed, build_lines, count_worlds, estimate_saving, simulate_seed
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import RULES, compute_ends, decide_stops
 from evalstop_lab.sweep import sweep
@@ -25,17 +25,13 @@ pytestmark = pytest.mark.slow
 EVERY_RULE = tuple(RULES)
 
 
-def run_rules(cell: Cell) -> dict[tuple[str, str], Row]:
-    return {(row.rule, row.scheduler): row for row in run_cell(cell)}
-
-
 def test_figures_of_a_rule_do_not_depend_on_other_rules() -> None:
     """A rule's figures depend neither on the other rules nor on their order."""
-    separate = run_rules(Cell("w", SMALL, 1, ("paper",), ("SRTF-Est",)))
-    together = run_rules(Cell("w", SMALL, 1, EVERY_RULE, tuple(SCHEDULERS)))
-    reverse = run_rules(Cell("w", SMALL, 1, EVERY_RULE[::-1], tuple(SCHEDULERS)[::-1]))
-    assert together == reverse
-    assert {key: together[key] for key in separate} == separate
+    separate = simulate_seed(SMALL, ("paper",), ("SRTF-Est",), 1)
+    together = simulate_seed(SMALL, EVERY_RULE, tuple(SCHEDULERS), 1)
+    assert together == simulate_seed(SMALL, EVERY_RULE[::-1], tuple(SCHEDULERS)[::-1], 1)
+    assert {key: together.figures[key] for key in separate.figures} == separate.figures
+    assert {key: together.counts[key] for key in separate.counts} == separate.counts
 
 
 @property_settings
@@ -56,29 +52,26 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
     assert stopped[0] == stopped[1] == np.count_nonzero(stops)
 
 
-SWEPT_CELLS = [Cell("small", SMALL, seed, ("paper",), ("FIFO", "LAS")) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def local_rows() -> list[list[Row]]:
-    """The rows of a sweep in this process."""
-    return sweep(run_cell, SWEPT_CELLS, "alone")
+SIMULATE = partial(simulate_seed, SMALL, ("paper",), ("FIFO", "LAS"))
 
 
 @pytest.mark.real
-def test_sweep_by_processes_equals_a_local_one(local_rows: list[list[Row]]) -> None:
-    """Two processes give the same rows as one."""
-    assert sweep(run_cell, SWEPT_CELLS, "processes", jobs=2) == local_rows
+def test_sweep_by_processes_equals_a_local_one() -> None:
+    """Two processes give the same figures as one."""
+    alone: list[Seed] = sweep(SIMULATE, range(3), "alone")
+    assert sweep(SIMULATE, range(3), "processes", jobs=2) == alone
 
 
 def test_reproduce_compares_eleven_figures() -> None:
     """Eleven figures are compared with the paper's; precision and recall match on two small seeds."""
-    rows = Rows(chain.from_iterable(map(run_cell, build_cells(replace(PAPER, jobs=200), range(30_000, 30_002)))))
-    lines = {line.what: line for line in build_lines(rows)}
+    setting, numbers = replace(PAPER, jobs=200), range(30_000, 30_002)
+    rules = ("paper", "fixed-progress", "loss-plateau")
+    seeds = [simulate_seed(setting, rules, tuple(SCHEDULERS), number) for number in numbers]
+    lines = {line.what: line for line in build_lines(seeds, count_worlds(setting, numbers))}
     assert len(lines) == 11
     assert lines["precision"].matches
     assert lines["recall"].matches
-    assert 0 < estimate_saving(rows, "paper").value < estimate_saving(rows, "oracle").value == 1
+    assert 0 < estimate_saving(seeds, "paper").value < estimate_saving(seeds, "oracle").value == 1
 
 
 def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
