@@ -80,14 +80,6 @@ def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collec
     return find_all(tx, Proposal, query.order_by(proposals.c.id.desc()))
 
 
-def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
-    """The number of proposals of a project that can be confirmed."""
-    query = sa.select(sa.func.count()).where(
-        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now - PROPOSAL_OPEN_FOR)
-    )
-    return tx.execute(query).scalar_one()
-
-
 def _is_in_state(state: ProposalState, expired_at: datetime) -> sa.ColumnElement[bool]:
     """As in `Proposal.state_at`: nothing is written when a proposal expires. `expired_at`: when the latest that has
     expired was created."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -190,36 +189,18 @@ TO_DECIDE = (
 )
 """A person may have to act on decisions in these states, most urgent first."""
 
-AWAITED = (DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED)
-"""The scheduler has to act on decisions in these states."""
 
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Excerpt(Generic[Item]):
-    """The first items of a kind, and their total number."""
-
-    items: Sequence[Item]
-    count: int
-
-
-def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[Decision]:
+def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> list[Decision]:
     """Stops of running runs that a person can act on, most urgent first.
 
     First those that will be sent unless somebody vetoes them, soonest first, then failed ones, unconfirmed ones, those
     on hold, and parked jobs.
     """
+    of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt) & sa.text(ENDS_ATTEMPT)
+    is_listed = (runs.c.project_id == project_id, runs.c.status.in_(OPEN), decisions.c.state.in_(TO_DECIDE))
     urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
-    rows, count = _first(tx, _of_running_runs(SELECT, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
-    return Excerpt([Decision(**row._mapping) for row in rows], count)
-
-
-def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
-    """Stops that were requested and not yet confirmed."""
-    query = _of_running_runs(sa.select(sa.func.count(decisions.c.id)), project_id, AWAITED)
-    return int(tx.execute(query).scalar_one())
+    query = SELECT.join(runs, of_attempt).where(*is_listed).order_by(urgency, decisions.c.due_at)
+    return find_all(tx, Decision, query.limit(limit))
 
 
 class Running(NamedTuple):
@@ -242,37 +223,17 @@ def count_running(tx: Transaction, project_id: UUID) -> Running:
     return Running(int(number_of_runs), int(may_have_turned), float(of_jobs))  # PostgreSQL sums to decimal numbers
 
 
-def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunHealth]:
-    """Running runs that were late with their posts at their last check."""
+def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> list[RunHealth]:
+    """The newest running runs that were late with their posts at their last check."""
     return _list_alerts(tx, project_id, run_health.c.state == Liveness.STALE, limit)
 
 
-def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunHealth]:
-    """Running runs that had a watched metric without data at their last check."""
+def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> list[RunHealth]:
+    """The newest running runs that had a watched metric without data at their last check."""
     return _list_alerts(tx, project_id, sa.cast(run_health.c.metric_faults, sa.Text) != "[]", limit)
 
 
-def _list_alerts(
-    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], limit: int
-) -> Excerpt[RunHealth]:
-    """The newest running runs whose health meets a condition, and the number of all of them."""
-    query = sa.select(*run_health.c).join(running_runs, running_runs.c.run_id == run_health.c.run_id)
+def _list_alerts(tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], limit: int) -> list[RunHealth]:
+    query = sa.select(run_health).join(running_runs, running_runs.c.run_id == run_health.c.run_id)
     query = query.where(running_runs.c.project_id == project_id, run_health.c.next_check_at.is_not(None), condition)
-    rows, count = _first(tx, query, (run_health.c.run_id.desc(),), limit)
-    return Excerpt([RunHealth(*row) for row in rows], count)
-
-
-def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[DecisionState]) -> sa.Select[Any]:
-    of_attempt = (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt) & sa.text(ENDS_ATTEMPT)
-    return query.join_from(decisions, runs, of_attempt).where(
-        runs.c.project_id == project_id, runs.c.status.in_(OPEN), decisions.c.state.in_(states)
-    )
-
-
-def _first(
-    tx: Transaction, query: sa.Select[Any], order: Sequence[sa.ColumnElement[Any]], limit: int
-) -> tuple[Sequence[Any], int]:
-    rows = tx.execute(query.order_by(*order).limit(limit)).all()
-    if len(rows) < limit:
-        return rows, len(rows)
-    return rows, tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
+    return find_all(tx, RunHealth, query.order_by(run_health.c.run_id.desc()).limit(limit))

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.confidence_sequences import Estimate
+from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.domain.statuses import ProposalState, Treatment
 from evalstop_service.evaluation import figures
 from evalstop_service.runs import health
@@ -22,17 +22,15 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_details import RunHealth
-from evalstop_service.store.run_lists import Excerpt, Running
+from evalstop_service.store.run_lists import Running
 from evalstop_service.web.pages import charts, formatting, precision
 from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, render_page
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
-MOST_SHOWN = 10
+MOST_SHOWN = 20
 """Maximum number of items of each kind in the queue."""
-
-MOST_PROPOSALS = 50
 
 MOST_DECISIONS = 8
 
@@ -44,16 +42,15 @@ WIDEST_INTERVAL = 0.5
 class Overview:
     """The content of the page other than its figures, and their revision.
 
-    `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order.
-    `awaited`: stops that wait for their scheduler.
+    `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order, with one
+    more of each kind than is shown, if there are as many.
     """
 
     cases: str
-    proposals: Excerpt[Proposal]
-    stops: Excerpt[Decision]
-    without_data: Excerpt[RunHealth]
-    stale: Excerpt[RunHealth]
-    awaited: int
+    proposals: list[Proposal]
+    stops: list[Decision]
+    without_data: list[RunHealth]
+    stale: list[RunHealth]
     running: Running
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
@@ -63,15 +60,16 @@ class Overview:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     @property
-    def count(self) -> int:
-        """The number of items in the queue."""
-        return self.proposals.count + self.stops.count + self.without_data.count + self.stale.count
+    def count(self) -> str:
+        """The number of items in the queue; a kind with more than are shown counts as these, and a plus sign."""
+        found = [len(items) for items in (self.proposals, self.stops, self.without_data, self.stale)]
+        more = "+" if max(found) > MOST_SHOWN else ""
+        return f"{sum(min(count, MOST_SHOWN) for count in found)}{more}"
 
     @property
     def run_ids(self) -> list[UUID]:
         """The runs that the queue shows."""
-        alerts = [*self.without_data.items, *self.stale.items]
-        return [stop.run_id for stop in self.stops.items] + [alert.run_id for alert in alerts]
+        return [stop.run_id for stop in self.stops] + [alert.run_id for alert in (*self.without_data, *self.stale)]
 
 
 @router.get("/")
@@ -95,6 +93,7 @@ def show_overview(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
         visitor=visitor,
         days=days,
         overview=overview,
+        most=MOST_SHOWN,
         runs=queued,
         last_report_at=health.last_report_at,
         sparks=sparks,
@@ -106,8 +105,8 @@ def show_overview(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
         is_precise=is_precise,
         stopped_cases=f"/cases?{urlencode(figures.filter_to_query(stopped))}",
         name_state=formatting.name_state,
-        unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
-        stopping=decision_lifecycle.STOPPING,
+        unfinished=(*run_lists.TO_DECIDE, DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED),
+        stopping=STOPPING,
     )
 
 
@@ -119,15 +118,13 @@ def is_precise(estimate: Estimate) -> bool:
 def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
     revision = cases.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
-    proposed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
     labels = cases.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
         revision,
-        Excerpt(proposed, proposals.count_open(tx, project_id, now)),
-        run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN),
-        run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN),
-        run_lists.list_stale_runs(tx, project_id, MOST_SHOWN),
-        run_lists.count_awaited_stops(tx, project_id),
+        proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_SHOWN + 1),
+        run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN + 1),
+        run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN + 1),
+        run_lists.list_stale_runs(tx, project_id, MOST_SHOWN + 1),
         run_lists.count_running(tx, project_id),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
