@@ -23,10 +23,8 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import (
     Liveness,
     MetricFault,
-    assess_liveness,
-    faults_differ,
+    check_liveness,
     measure_cadence,
-    seconds_until_check,
     select_new_faults,
     stale_after_seconds,
 )
@@ -109,7 +107,8 @@ def _find_next_checks(
         state, check_at = _assess_liveness(run, record, stale_seconds, record.cadence_seconds, now, available_since)
         # A cadence that raises the run's limit is measured again at each check: the run may now report more often.
         is_slow = stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
-        if state == record.state and not is_slow and not faults_differ(record.metric_faults, faults[run.id]):
+        known, found = ({fault.metric for fault in listed} for listed in (record.metric_faults, faults[run.id]))
+        if state == record.state and not is_slow and known == found:
             next_checks[run.id] = check_at
     return next_checks
 
@@ -127,11 +126,8 @@ def _assess_liveness(
     # A run that was stale already stays so until it reports.
     silence = (now - (reported_at if is_stale else max(reported_at, available_since))).total_seconds()
     stale_for = (now - max(record.changed_at, available_since)).total_seconds() if is_stale else None
-    terms = (silence, stale_for, stale_seconds, cadence_seconds)
-    state = assess_liveness(*terms)
-    if state is Liveness.LOST:
-        return state, None
-    return state, now + timedelta(seconds=seconds_until_check(*terms))
+    state, seconds = check_liveness(silence, stale_for, stale_seconds, cadence_seconds)
+    return state, None if state is Liveness.LOST else now + timedelta(seconds=seconds)
 
 
 def _record_change(database: Database, due: DueCheck, now: datetime, available_since: datetime) -> None:

@@ -62,27 +62,21 @@ def stale_after_seconds(stale_seconds: float, cadence_seconds: float | None) -> 
     return max(stale_seconds, STALE_PAUSES * (cadence_seconds or 0.0))
 
 
-def assess_liveness(
+def check_liveness(
     silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
-) -> Liveness:
-    """The liveness of a run that has been silent and, unless None, stale for this long."""
-    limit = stale_after_seconds(stale_seconds, cadence_seconds)
-    if silence_seconds < limit:
-        return Liveness.ALIVE
-    return Liveness.LOST if (stale_for_seconds or 0.0) >= LOST_TIMES * limit else Liveness.STALE
-
-
-def seconds_until_check(
-    silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
-) -> float:
-    """The seconds until the next check of a run that is not lost: when it would become stale or lost, at least one.
+) -> tuple[Liveness, float]:
+    """The liveness of a run that has been silent and, unless None, stale for this long, and the seconds until its next
+    check: when it would become stale or lost, at least one; 0 for a lost run.
 
     A stale run may report and fall silent again, so it is checked as often as one that is alive.
     """
     limit = stale_after_seconds(stale_seconds, cadence_seconds)
     if silence_seconds < limit:
-        return max(1.0, limit - silence_seconds)
-    return max(1.0, min(limit, LOST_TIMES * limit - (stale_for_seconds or 0.0)))
+        return Liveness.ALIVE, max(1.0, limit - silence_seconds)
+    left_seconds = LOST_TIMES * limit - (stale_for_seconds or 0.0)
+    if left_seconds <= 0:
+        return Liveness.LOST, 0.0
+    return Liveness.STALE, max(1.0, min(limit, left_seconds))
 
 
 NEWEST = 32
@@ -163,8 +157,3 @@ def select_new_faults(before: Sequence[MetricFault], faults: Sequence[MetricFaul
     """The faults of metrics that had none before."""
     earlier = {fault.metric for fault in before}
     return [fault for fault in faults if fault.metric not in earlier]
-
-
-def faults_differ(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> bool:
-    """Whether the faults are of other metrics."""
-    return len(before) != len(faults) or bool(select_new_faults(before, faults))

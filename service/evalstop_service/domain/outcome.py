@@ -72,17 +72,6 @@ def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn
     return DecisionOutcome.WRONG if decided_step < turn.low_step else DecisionOutcome.UNKNOWN
 
 
-def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
-    """The outcome of a run implied by a person's outcome of its decision; `flagged`: the decision was to stop it.
-
-    A wrong stop of a run that turned came too early.
-    """
-    if outcome is DecisionOutcome.UNKNOWN:
-        return RunOutcome.UNDECIDED
-    turned = outcome is (DecisionOutcome.RIGHT if flagged else DecisionOutcome.WRONG) or turn_step is not None
-    return RunOutcome.TURNED if turned else RunOutcome.HEALTHY
-
-
 def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     values = [noise.clipped(score.value) for score in finite]
     means = _compute_means(values, width)

@@ -61,12 +61,15 @@ class DecisionOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-LEFT_ALONE = {
-    DecisionOutcome.RIGHT: RunOutcome.HEALTHY,
-    DecisionOutcome.WRONG: RunOutcome.TURNED,
-    DecisionOutcome.UNKNOWN: RunOutcome.UNDECIDED,
-}
-"""The outcome of a run by that of letting it run."""
+def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
+    """The outcome of a run implied by a person's outcome of its decision; `flagged`: the decision was to stop it.
+
+    A wrong stop of a run that turned came too early.
+    """
+    if outcome is DecisionOutcome.UNKNOWN:
+        return RunOutcome.UNDECIDED
+    turned = outcome is (DecisionOutcome.RIGHT if flagged else DecisionOutcome.WRONG) or turn_step is not None
+    return RunOutcome.TURNED if turned else RunOutcome.HEALTHY
 
 
 class Treatment(StrEnum):

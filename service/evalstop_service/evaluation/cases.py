@@ -26,7 +26,7 @@ from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
 from evalstop_service.domain.labels import read_gpus
 from evalstop_service.domain.run import JudgedCall, RunAssessment, Turn, Verdict, find_version
-from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment, read_run_outcome
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
@@ -129,7 +129,7 @@ def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None
     if recorded.assessment is not None:
         return recorded.assessment.run_outcome
     decision_outcome = DecisionOutcome(recorded.outcome)
-    return outcome.read_run_outcome(decision_outcome, recorded.turn_step, flagged=decision is not None)
+    return read_run_outcome(decision_outcome, recorded.turn_step, flagged=decision is not None)
 
 
 def _save_case(

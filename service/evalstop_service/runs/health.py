@@ -12,7 +12,7 @@ from evalstop_service.domain.health import (
     Liveness,
     MetricFault,
     RunProgress,
-    assess_liveness,
+    check_liveness,
     find_fault,
 )
 from evalstop_service.domain.statuses import RunStatus
@@ -37,7 +37,7 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
     if run.status != RunStatus.RUNNING or record is None or record.state != Liveness.STALE:
         return Liveness.LOST if run.status == RunStatus.LOST else Liveness.ALIVE
     silence = (now - last_report_at(run, record)).total_seconds()
-    return assess_liveness(silence, None, stale_seconds, record.cadence_seconds)
+    return check_liveness(silence, None, stale_seconds, record.cadence_seconds)[0]
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:

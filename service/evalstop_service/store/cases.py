@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from msgspec import structs
 
 from evalstop_service.domain.run import JudgedCall
-from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment, read_run_outcome
 from evalstop_service.store.database import Transaction, find_one, find_page, match_given
 from evalstop_service.store.tables import case_calls, cases, outcomes
 from evalstop_service.store.tables.columns import columns_of
@@ -142,7 +142,8 @@ def count_cases(
     rows = tx.execute(flagged.group_by(*keys, *kinds, *last))
     counts = [CaseCount(tuple(row[: len(keys)]), *row[len(keys) :]) for row in rows]
     for *key, outcome, number in tx.execute(passed.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome)):
-        counts += [CaseCount(tuple(key), None, None, outcome, number, run_outcome=LEFT_ALONE[outcome])]
+        run_outcome = read_run_outcome(DecisionOutcome(outcome), None, flagged=False)
+        counts += [CaseCount(tuple(key), None, None, outcome, number, run_outcome=run_outcome)]
     return counts
 
 

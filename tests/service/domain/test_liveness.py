@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from evalstop_service.domain.health import (
     LOST_TIMES,
     Liveness,
-    assess_liveness,
+    check_liveness,
     measure_cadence,
-    seconds_until_check,
     stale_after_seconds,
 )
 from hypothesis import example, given
@@ -83,7 +82,7 @@ def test_run_that_keeps_its_pace_is_alive(pauses: list[float], stale_seconds: fl
     sorted_pauses = sorted(pauses)
     cadence = measure_cadence([build_post_times(*pauses)], NEWEST_POSTS)
     assert cadence is not None
-    assert assess_liveness(2.9 * sorted_pauses[-2], None, stale_seconds, cadence) is Liveness.ALIVE
+    assert check_liveness(2.9 * sorted_pauses[-2], None, stale_seconds, cadence)[0] is Liveness.ALIVE
 
 
 @example(silence=10.0, stale_for=110.0, stale_seconds=10.0, cadence=None)  # lost from the limit on
@@ -93,18 +92,18 @@ def test_run_is_stale_before_it_is_lost(
 ) -> None:
     """Only a run that has been stale is lost, and the next check is due when its state can change."""
     limit = stale_after_seconds(stale_seconds, cadence)
-    liveness = assess_liveness(silence, stale_for, stale_seconds, cadence)
+    liveness = check_liveness(silence, stale_for, stale_seconds, cadence)[0]
     assert limit >= stale_seconds
     assert (liveness is Liveness.ALIVE) == (silence < limit)
     assert (liveness is Liveness.LOST) == (
         silence >= limit and stale_for is not None and stale_for >= LOST_TIMES * limit
     )
     if liveness is not Liveness.LOST:
-        wait = seconds_until_check(silence, stale_for, stale_seconds, cadence)
+        wait = check_liveness(silence, stale_for, stale_seconds, cadence)[1]
         assert 1 <= wait <= max(1, limit)
         later = wait * (1 + 1e-9) + 1e-6
         if liveness is Liveness.ALIVE:
-            assert assess_liveness(silence + later, None, stale_seconds, cadence) is Liveness.STALE
+            assert check_liveness(silence + later, None, stale_seconds, cadence)[0] is Liveness.STALE
 
 
 @given(stale_seconds=st.floats(1, 1e4), cadence=optional_cadences)
@@ -112,10 +111,10 @@ def test_silent_run_is_lost_after_twelve_limits(stale_seconds: float, cadence: f
     """A silent run becomes stale once and is lost after twelve times its limit, by default an hour."""
     limit, silence, since, checks = stale_after_seconds(stale_seconds, cadence), 0.0, None, 0
     while (
-        liveness := assess_liveness(silence, compute_stale_seconds(silence, since), stale_seconds, cadence)
+        liveness := check_liveness(silence, compute_stale_seconds(silence, since), stale_seconds, cadence)[0]
     ) is not Liveness.LOST:
         since = silence if liveness is Liveness.STALE and since is None else since
-        silence += seconds_until_check(silence, compute_stale_seconds(silence, since), stale_seconds, cadence)
+        silence += check_liveness(silence, compute_stale_seconds(silence, since), stale_seconds, cadence)[1]
         checks += 1
         assert checks < 20
     assert 12 * limit * (1 - 1e-9) <= silence <= 12 * limit + 2
