@@ -117,7 +117,6 @@ ON_BOTH_DATABASES = (
     "tests/service/runs/test_retention_beside_others.py::test_writer_beside_pruning_loses_nothing",
     "tests/service/store/queue/test_breakers.py::test_open_breaker_stops_claims",
     "tests/service/store/queue/test_leases.py",
-    "tests/service/store/queue/test_outbox.py",
     "tests/service/store/queue/test_outbox_model.py",
     "tests/service/store/queue/test_queues.py",
     "tests/service/store/test_audit.py::test_concurrent_writers_extend_one_chain",

@@ -33,7 +33,7 @@ from tests.faults.run_records import (
     load_observations,
     summarize_run,
 )
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real

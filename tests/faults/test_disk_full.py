@@ -8,8 +8,8 @@ import pytest
 
 from tests.acceptance.programs import Program
 from tests.faults.retrying_clients import RetryingClient, build_batch, check_retryable_refusal, create_observations
-from tests.faults.small_disk import build_small_disk_command, fill_disk
-from tests.fixtures.paging import read_pages
+from tests.faults.surroundings import build_small_disk_command, fill_disk
+from tests.fixtures.projects import read_pages
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

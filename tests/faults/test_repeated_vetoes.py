@@ -25,8 +25,7 @@ from tests.faults.conftest import NEEDS_OWN_POSTGRES
 from tests.faults.retrying_clients import RetryingClient, wait_until
 from tests.faults.run_records import create_project_and_key
 from tests.faults.servers import RestartablePostgres, start_restartable_postgres
-from tests.faults.small_disk import build_small_disk_command, fill_disk
-from tests.faults.wrong_clock import build_clock_library
+from tests.faults.surroundings import build_clock_library, build_small_disk_command, fill_disk
 from tests.service.web.api.api_calls import FALLING
 
 pytestmark = pytest.mark.real

@@ -27,7 +27,7 @@ from evalstop_service.store.database import Database
 
 from tests.acceptance.fake_receiver import start_fake_receiver
 from tests.acceptance.programs import Program
-from tests.fixtures.paging import read_pages
+from tests.fixtures.projects import read_pages
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.security.served_project import serve_project
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.routes import ENDPOINT

@@ -8,7 +8,7 @@ import pytest
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.service.event_check import check_events
 from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 

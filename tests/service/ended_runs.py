@@ -15,7 +15,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.service import project_fixture
 from tests.service.project_fixture import ProjectFixture
 

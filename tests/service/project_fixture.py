@@ -30,8 +30,7 @@ from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 from sqlalchemy.dialects import postgresql
 
-from tests.fixtures.projects import create_project
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT, create_project
 from tests.service.committers import get_committer, share_cache
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

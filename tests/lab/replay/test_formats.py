@@ -1,18 +1,21 @@
-"""Replay gives the same result for the same run in every format."""
+"""Replay gives the verdicts of the monitor, and the same result for the same run in every format."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import MetricRole
+from evalstop_detectors import POLICIES, MetricRole, Policy, Score, Scores, choose_best, start, step
 from evalstop_lab.cli import main
+from evalstop_lab.replay.runs import Roles, Run
 from evalstop_lab.replay.sources import read_runs
+from evalstop_lab.worlds.world import World, draw_world, plan_worlds
 
-from tests.lab.replay.conftest import TURNING, Replay, build_rows, write_jsonl
+from tests.lab.replay.conftest import TURNING, Replay, build_rows, list_rows, write_jsonl
 
 STOPPED = {"verdict": "stop", "stop_step": 60, "suspect_step": 50, "best_step": 30}
 
@@ -30,7 +33,7 @@ def write_events(folder: Path, scalars: dict[str, list[tuple[int, float]]], as_t
 
     writer = EventFileWriter(str(folder))
     for tag, points in scalars.items():
-        for step, value in points:
+        for at, value in points:
             stored: dict[str, Any] = {"simple_value": value}
             if as_tensor:
                 plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars")
@@ -39,7 +42,7 @@ def write_events(folder: Path, scalars: dict[str, list[tuple[int, float]]], as_t
                     "metadata": summary_pb2.SummaryMetadata(plugin_data=plugin),
                 }
             summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, **stored)])
-            writer.add_event(event_pb2.Event(wall_time=float(step), step=step, summary=summary))
+            writer.add_event(event_pb2.Event(wall_time=float(at), step=at, summary=summary))
     writer.close()
     return folder
 
@@ -213,3 +216,77 @@ def test_table_shows_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "[red]a[/red]" in out
     assert "1 of 1 runs stopped" in out
+
+
+IN_MAKE_TEST = ("default", "paper", "reversible")
+
+
+def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
+    """The verdict of evalstop_detectors on the world's observations, up to the first stop.
+
+    The policy `reversible` continues after a stop, because a parked run may return; a replay reports the first stop.
+    """
+    state = start(policy)
+    for item in world.observations():
+        state, verdict = step(policy, state, item)
+        if verdict.stops:
+            break
+    stop_step = state.verdict.step if state.verdict.stops else None
+    return {
+        "run": world.name,
+        "verdict": state.verdict.verdict,
+        "stop_step": stop_step,
+        "suspect_step": state.suspect_step,
+        "reason": state.verdict.reason,
+        "best_step": choose_best_step(world, stop_step),
+        "evidence": [item.value for item in state.verdict.evidence],
+    }
+
+
+def choose_best_step(world: World, stop_step: int | None) -> int | None:
+    """The step of the best eval up to the stop."""
+    scores = [
+        Score(item.step, item.value, item.stderr)
+        for item in world.observations()
+        if item.role is MetricRole.EVAL and (stop_step is None or item.step <= stop_step)
+    ]
+    best = choose_best(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
+    return None if best is None else best.step
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.nightly) for name in sorted(POLICIES)],
+)
+def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
+    """Drawn runs in a file with shuffled rows get verdict, evidence and best step of the monitor at its first stop."""
+    worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(15, 7)]
+    rows = [row for world in worlds for row in list_rows(world)]
+    random.Random(1).shuffle(rows)
+    log = write_jsonl(tmp_path / "worlds.jsonl", rows)
+    results = {item["run"]: item for item in replay(log, "--policy", name)}
+    for world in worlds:
+        result, expected = results[world.name], compute_expected_verdict(POLICIES[name], world)
+        result = result | {"evidence": [item["value"] for item in result["evidence"]]}
+        assert {key: result[key] for key in expected} == expected
+    assert {item["run"]: item for item in replay(log, "--policy", name, "--jobs", 2)} == results
+
+
+def test_minimized_metrics_change_their_sign_except_the_kl() -> None:
+    """Detectors get metrics of which higher is better; a KL is a distance and keeps its sign, as others that are no
+    qualities."""
+    run = Run("a", roles=Roles(minimized=frozenset({"kl", "loss", "proxy"})))
+    for role in MetricRole:
+        run.add(role, 1, 2.0, 0.5)
+    assert [(item.role, item.value) for item in run.observations()] == [
+        ("learning_rate", 2.0),
+        ("entropy", 2.0),
+        ("length", 2.0),
+        ("truncated", 2.0),
+        ("gradient_norm", 2.0),
+        ("kl", 2.0),
+        ("loss", -2.0),
+        ("proxy", -2.0),
+        ("eval", 2.0),
+        ("paired", 2.0),
+    ]

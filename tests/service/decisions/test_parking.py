@@ -31,7 +31,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
 from prometheus_client import Histogram
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.service.event_check import check_events
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ONE_HOUR_LATER, ProjectFixture, evals, set_up_project
 

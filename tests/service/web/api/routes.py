@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 
 ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},

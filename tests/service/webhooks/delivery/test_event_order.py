@@ -17,7 +17,7 @@ from evalstop_service.webhooks.retry import Backoff
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.subscriptions import EVERY_EVENT
+from tests.fixtures.projects import EVERY_EVENT
 from tests.service.webhooks.delivery.fakes import (
     EPOCH,
     FakeEndpoint,

@@ -1,4 +1,4 @@
-"""A small library that, preloaded, sets the clock of a real process back."""
+"""What a program stands on, made to fail: a small disk that a test fills, and a clock that is set back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,33 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+DISK = "4m"
+
+
+def build_small_disk_command(folder: Path) -> list[str]:
+    """The command prefix that mounts a small disk on `folder` for a program; skips without the right to mount."""
+    script = f'mount -t tmpfs -o size={DISK} tmpfs "$0" && exec "$@"'
+    for unshare in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
+        command = [*unshare, "sh", "-c", script, str(folder)]
+        try:
+            if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+                return command
+        except FileNotFoundError:
+            break
+    pytest.skip("mounting a small disk is not permitted")
+
+
+def fill_disk(file: Path) -> None:
+    """Write until the disk is full."""
+    with file.open("wb", buffering=0) as filler:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    filler.write(b"x" * size)
+            except OSError:
+                continue
+
 
 SOURCE = """
 #define _GNU_SOURCE
