@@ -114,13 +114,12 @@ def create_app(
         redoc_url=None,
         telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures
     )
-    app.state.context = context
+    app.state.context, app.state.service_metrics = context, service_metrics
     artifacts = ArtifactFolder(settings.data_folder / "artifacts", settings.mlflow_artifact_root)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, artifacts))
     problems.install(app)
     description.install(app)
     app.router.routes.extend(route for resource in RESOURCES for route in resource.router.routes)
-    app.router.routes.extend(health.routes(service_metrics).routes)
     pages.install(app, context, session_secret, _openid(settings))
     _put_in_front(app, settings, listener, service_metrics)
     return app

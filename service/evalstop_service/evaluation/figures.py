@@ -183,7 +183,7 @@ def _count_by_detector(
         if count.treatment in (None, Treatment.OBSERVED):
             assert count.run_outcome is not None, "the row of a case has it"
             seen[count.key, count.probability or 1.0, count.run_outcome] += count.cases
-    panels = {name: _load_panel(tx, project_id, *name) for name in {key[:2] for key, *_ in seen}}
+    panels = {name: load_panel(tx, project_id, *name) for name in {key[:2] for key, *_ in seen}}
     silent: dict[tuple[str, Key, float, RunOutcome], int] = {
         (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
     }
@@ -214,10 +214,11 @@ def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]]
     return all(panel.get(parts.get("detector", detector), True) for panel in own)
 
 
-def _load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
-    """The detectors of a version of a policy, and whether each observes."""
+def load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
+    """The detectors of a version of a policy that can call for a stop, and whether each observes."""
     policy = policy_from_document(policies.load_version(tx, project_id, name, version).document, stored=True)
-    return {detector: place >= len(policy.members) for place, detector in enumerate(policy.panel)}
+    panel = enumerate(policy.panel.items())
+    return {name: place >= len(policy.members) for place, (name, item) in panel if item.thresholds.stop_at is not None}
 
 
 def _arrange_key(by: Sequence[Grouping], split: Sequence[Grouping], parts: Sequence[Any], detector: str) -> Key:

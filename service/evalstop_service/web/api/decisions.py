@@ -19,12 +19,11 @@ from evalstop_service.domain.fields import Body, Line, Name, Plain, check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.cases import Outcome
 from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.run_views import DecisionOut, view_decision, view_decisions
+from evalstop_service.web.api.run_views import DecisionOut, view_decisions
 from evalstop_service.web.api.schemas import ActionIn, DecisionId, OutcomeIn, Page
 from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, Read, Report
 
@@ -85,13 +84,15 @@ def list_decisions(caller: Read, database: Db, query: Annotated[DecisionQuery, Q
 @router.get("/{decision_id}")
 def get_decision(decision_id: DecisionId, caller: Read, database: Db) -> DecisionOut:
     """A decision with its history and outcome."""
-    return _load_view(database, caller.project_id, decision_id)
+    with database.reading() as tx:
+        return view_decisions(tx, [decisions.load_decision(tx, caller.project_id, decision_id)])[0]
 
 
 @router.post("/{decision_id}/veto")
 def veto_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Cancel a stop that nobody was handed yet; 409 says to whom one was handed, and when."""
-    return _apply_command(database, caller, decision_id, Vetoed, body, now)
+    commands.apply_command(database, caller.project_id, decision_id, Vetoed(now, caller.actor, body.reason))
+    return get_decision(decision_id, caller, database)
 
 
 @router.post("/{decision_id}/release", response_model=DecisionOut, responses=WAITS)
@@ -100,13 +101,14 @@ def release_decision(
 ) -> DecisionOut | JSONResponse:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
     waiting = second_person.release_stop(database, caller.author(now), decision_id, body.reason)
-    return _load_view(database, caller.project_id, decision_id) if waiting is None else answer_proposal(waiting, now)
+    return get_decision(decision_id, caller, database) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.post("/{decision_id}/undo")
 def undo_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Undo a requested stop, or resume a parked job: receivers are asked to resume it if they can."""
-    return _apply_command(database, caller, decision_id, Undone, body, now)
+    commands.apply_command(database, caller.project_id, decision_id, Undone(now, caller.actor, body.reason))
+    return get_decision(decision_id, caller, database)
 
 
 @router.post("/{decision_id}/report")
@@ -117,31 +119,20 @@ def report_decision(
     _require_addressed(database, caller, decision_id)
     expected_seconds = body.expected_seconds or 0.0
     report = Reported(now, DecisionState(body.state), caller.actor, body.reason, body.details, expected_seconds)
-    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report))
+    commands.record_report(database, caller.project_id, decision_id, report)
+    return get_decision(decision_id, caller, database)
 
 
 @router.post("/{decision_id}/outcome")
 def label_decision(decision_id: DecisionId, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Label whether the decision was right; a new label replaces the earlier one."""
-    label = read_label(body, caller, now)
-    return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label))
+    commands.label_decision(database, caller.project_id, decision_id, read_label(body, caller, now))
+    return get_decision(decision_id, caller, database)
 
 
 def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> Outcome:
     """The label that the caller gives."""
     return Outcome(**body.model_dump(), actor=caller.actor, at=now)
-
-
-def _apply_command(
-    database: Database,
-    caller: Operate,
-    decision_id: UUID,
-    command: type[Vetoed | Undone],
-    body: ActionIn,
-    now: datetime,
-) -> DecisionOut:
-    action = command(now, caller.actor, body.reason)
-    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, action))
 
 
 def _require_addressed(database: Database, caller: Caller, decision_id: UUID) -> None:
@@ -150,13 +141,3 @@ def _require_addressed(database: Database, caller: Caller, decision_id: UUID) ->
         with database.reading() as tx:
             decision = decisions.load_decision(tx, caller.project_id, decision_id)
             caller.require_endpoint(*outbox.list_stop_endpoints(tx, decision.run_id, decision.id))
-
-
-def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
-    with database.reading() as tx:
-        return view_decision(tx, decisions.load_decision(tx, project_id, decision_id))
-
-
-def _read_view(database: Database, decision: Decision) -> DecisionOut:
-    with database.reading() as tx:
-        return view_decision(tx, decision)

@@ -11,7 +11,7 @@ from typing import get_type_hints
 
 import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -34,20 +34,6 @@ log = logging.getLogger(__name__)
 
 MIN_SECONDS_BETWEEN_QUERIES = 5.0
 MAX_WAIT_SECONDS = 1.0
-
-
-def routes(service_metrics: ServiceMetrics) -> APIRouter:
-    """`GET /metrics`, for anybody: it names no run, project, metric or path."""
-    router = APIRouter()
-    own_threads = CapacityLimiter(2)  # all threads of the routes may be waiting for the database
-
-    @router.get("/metrics", include_in_schema=False)
-    async def metrics(request: Request) -> Response:
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        body = await to_thread.run_sync(encode, service_metrics.registry, limiter=own_threads)
-        return Response(body, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
-
-    return router
 
 
 @contextmanager
@@ -118,6 +104,17 @@ def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:
 
 
 router = create_router("health", prefix="")
+
+_own_threads = CapacityLimiter(2)  # all threads of the routes may be waiting for the database
+
+
+@router.get("/metrics", include_in_schema=False)
+async def show_metrics(request: Request) -> Response:
+    """The metrics, for anybody: they name no run, project, metric or path."""
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    registry = request.app.state.service_metrics.registry
+    body = await to_thread.run_sync(encode, registry, limiter=_own_threads)
+    return Response(body, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
 
 
 class Health(Answer):

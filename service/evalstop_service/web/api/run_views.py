@@ -139,11 +139,6 @@ class RunOut(Answer):
     )
 
 
-def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
-    """A decision with its history and outcome."""
-    return view_decisions(tx, [decision])[0]
-
-
 def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[DecisionOut]:
     """Decisions with their histories and outcomes."""
     histories = decisions.load_changes(tx, listed)
@@ -203,17 +198,12 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].should_stop,
                 "decision": decision_views.get(run.id),
-                "actions": list_actions(run, on_record.get(run.id), now),
+                "actions": allowed_actions(on_record.get(run.id), now, run.heard_at),
                 "health": health_by_run.get(run.id),
             }
         )
         for run in listed
     ]
-
-
-def list_actions(run: Run, decision: Decision | None, now: datetime) -> list[ActionOfPerson]:
-    """What people may do now about a run, with the decision on its attempt."""
-    return allowed_actions(decision, now, run.heard_at)
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:

@@ -216,10 +216,3 @@ _PARKING = {
     DecisionState.UNDONE: "Was to be parked at step {at}; that was undone: {reason}. {status}",
 }
 """Those that differ for a decision to park."""
-
-_ROLE_SOURCES = {"names": "from its name", "person": "set by a person", "default": "default"}
-
-
-def describe_role_source(source: str) -> str:
-    """Where the role of a metric comes from."""
-    return source if source.startswith("preset ") else _ROLE_SOURCES.get(source, "set by the trainer")

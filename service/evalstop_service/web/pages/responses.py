@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 
 from evalstop_service.domain.times import format_duration
 from evalstop_service.errors import NotFound, ServiceError
-from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.limits import to_coroutine
 from evalstop_service.web.pages import formatting, static_files
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
@@ -69,10 +68,6 @@ class SignInOutdated(ServiceError):
 
 class Forbidden(ServiceError):
     """The visitor's role does not allow this; the message says which role does."""
-
-
-class InvalidFormToken(ServiceError):
-    """The form does not belong to this session. Reload the page and submit the form again."""
 
 
 def _create_environment() -> Environment:
@@ -142,6 +137,7 @@ class PageRoute(APIRoute):
 
 
 def _answer_error(request: Request, error: Exception) -> Response:
+    nothing = "Nothing to show" if request.method == "GET" else "Nothing was changed"
     match error:
         case SignInRequired():
             if request.method != "GET":  # the form is not sent again after signing in
@@ -152,24 +148,18 @@ def _answer_error(request: Request, error: Exception) -> Response:
             page = "/".join(str(error).split("/")[:2])
             return RedirectResponse(f"/login?{urlencode({'next': page, 'again': '1'})}", 303)
         case Forbidden():
-            return _render_error(403, "Not allowed", str(error))
-        case InvalidFormToken():
-            return _render_error(403, "Nothing was changed", str(error))
-        case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
-            if request.method == "GET":
-                return _render_error(422, "Nothing to show", _name_faults(error))
-            return _render_error(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
+            return _render_error(403, nothing, str(error))
         case HTTPException():  # FastAPI's, of a form that cannot be read
-            return _render_error(error.status_code, "Nothing was changed", _to_sentence(error.detail))
+            return _render_error(error.status_code, nothing, _to_sentence(error.detail))
+        case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
+            advice = "" if request.method == "GET" else " Go back to correct this."
+            return _render_error(422, nothing, _name_faults(error) + advice)
         case NotFound() | RequestValidationError():
             return _render_error(404, "Not found", "Nothing here for your key. It may belong to another project.")
-        case ServiceError() | AddressRefused():
-            count_refusal(request, error)
-            title = "Nothing to show" if request.method == "GET" else "Nothing was changed"
-            return _render_error(problem_of(error).status, title, _to_sentence(error))
-        case _:
-            problem = problem_of(error)  # writes the log
-            return _render_error(problem.status, problem.title, _to_sentence(problem.detail))
+    count_refusal(request, error)
+    problem = problem_of(error)  # writes the log
+    title = problem.title if problem.status >= 500 else nothing
+    return _render_error(problem.status, title, _to_sentence(problem.detail))
 
 
 def _name_faults(error: RequestValidationError) -> str:

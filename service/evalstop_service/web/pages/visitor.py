@@ -27,7 +27,6 @@ from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie
 from evalstop_service.web.pages.responses import (
     Forbidden,
-    InvalidFormToken,
     SignInOutdated,
     SignInRequired,
 )
@@ -211,7 +210,7 @@ async def _require_form_token(
     if request.method not in _SAFE:
         token = await read_form_token(request)
         if is_cross_site(request) or not site.sessions.verify_form_token(read_cookie(request, SESSION), token):
-            raise InvalidFormToken
+            raise Forbidden("The form does not belong to this session. Reload the page and submit the form again.")
     return visitor
 
 

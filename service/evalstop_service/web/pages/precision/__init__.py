@@ -14,7 +14,6 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Response
 
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
-from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import cases, decisions, policies, rollout_stages, runs
@@ -24,7 +23,6 @@ from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCaseQuery
 from evalstop_service.web.pages import charts, forms
 from evalstop_service.web.pages.formatting import suggest_name
-from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, make_link, render_page, send_json
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
@@ -85,18 +83,11 @@ def load_panels(
     panels = []
     for group in by_policy:
         name, version = group.key
-        able = _list_callers(tx, project_id, name, version)
+        able = figures.load_panel(tx, project_id, name, version)
         detectors = [rows[name, version, item] for item in able if (name, version, item) in rows]
         detectors.sort(key=_count_calls, reverse=True)
         panels.append(Panel(name, version, is_enforced(group, stages), detectors))
     return panels
-
-
-def _list_callers(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
-    """The detectors of a version of a policy that can call for a stop, and whether each only observes."""
-    document = require(policies.find_policy(tx, project_id, name, version), "such policy").document
-    members = name_members(document)
-    return {item: bool(member.get("observe")) for item, member in members if member.get("stop_at", 0.0) is not None}
 
 
 def _count_calls(row: GroupFigures) -> float:
@@ -188,7 +179,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
         version = figures.select_version(chosen, first[0].key) if first else chosen
         of_version = [count for count in counts if count.key[:2] == first[0].key]
         detectors = figures.load_detectors_by_week(tx, project_id, version, of_version)
-        callers = _list_callers(tx, project_id, *first[0].key) if first else {}
+        callers = figures.load_panel(tx, project_id, *first[0].key) if first else {}
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],

@@ -14,6 +14,7 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
+from evalstop_service.domain.decision_commands import allowed_actions
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
 from evalstop_service.domain.event_types import NOTICES
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
@@ -37,7 +38,6 @@ from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import SPARK_POINTS, Frame, list_charted
@@ -108,7 +108,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         states={decision.id: list_states(decision, histories[decision.id]) for decision in on_record},
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
-        can=list_actions(run, current, site.clock()),
+        can=allowed_actions(current, site.clock(), run.heard_at),
         changes=changes,
         calls=calls,
         silent=[call.detector for call in calls if not (call.observes or call.evidence or call.step)],
@@ -166,10 +166,14 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     )
 
 
+_ROLE_SOURCES = {"names": "from its name", "person": "set by a person", "default": "default"}
+
+
 def _describe_role_source(run: Run, metric: str) -> str:
     if metric == COMBINED_METRIC and metric not in run.metrics:
         return "the weighted mean of the evals"
-    return formatting.describe_role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
+    source = metric_roles.describe_roles(run).sources.get(metric, "")
+    return source if source.startswith("preset ") else _ROLE_SOURCES.get(source, "set by the trainer")
 
 
 def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, MetricFields | None]]:
