@@ -27,7 +27,7 @@ from evalstop_detectors.posterior.network import (
 )
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
@@ -162,23 +162,20 @@ def _train(torch: Any, network: Any, runs: int, seed: int) -> Any:
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     rng = np.random.default_rng([seed, 7])
-    step, steps = 0, math.ceil(runs / BATCH)
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("training", total=steps, loss="")
-        while step < steps:
-            for batch in draw_batches(rng, min(runs, DRAWN_AT_ONCE), BATCH):
-                for group in optimizer.param_groups:
-                    warm = min(1.0, step / WARMUP_STEPS)
-                    group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))) + 1e-5
-                optimizer.zero_grad()
-                turned, will_turn, to_come = _compute_losses(torch, network, batch)
-                (turned + WEIGHT_WILL_TURN * will_turn + WEIGHT_TO_COME * to_come).backward()
-                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-                averaged.update_parameters(network)
-                step += 1
-                progress.update(task, completed=step, loss=f"loss {float(turned.detach()):.3f}")
+    steps = math.ceil(runs / BATCH)
+    batches = itertools.chain.from_iterable(
+        draw_batches(rng, min(runs, DRAWN_AT_ONCE), BATCH) for _ in itertools.count()
+    )
+    for step in track(range(steps), "training", console=Console(stderr=True), transient=True):
+        for group in optimizer.param_groups:
+            warm = min(1.0, step / WARMUP_STEPS)
+            group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * step / steps)) + 1e-5
+        optimizer.zero_grad()
+        turned, will_turn, to_come = _compute_losses(torch, network, next(batches))
+        (turned + WEIGHT_WILL_TURN * will_turn + WEIGHT_TO_COME * to_come).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        averaged.update_parameters(network)
     return averaged.module
 
 

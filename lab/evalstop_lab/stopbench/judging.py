@@ -21,15 +21,7 @@ from evalstop_lab.worlds import third_suite
 from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.public_outlines import OUTLINES
 from evalstop_lab.worlds.recorded import read_runs
-from evalstop_lab.worlds.scoring import (
-    Outcome,
-    OutcomeKind,
-    classify_outcome,
-    estimate_mean,
-    score_cliffs,
-    score_outcomes,
-)
-from evalstop_lab.worlds.truth import Label
+from evalstop_lab.worlds.scoring import Outcome, score_outcomes
 from evalstop_lab.worlds.world import World, add_planned_steps, draw_world, plan_worlds
 
 _plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=5)(read_runs)
@@ -138,35 +130,4 @@ def _compute_by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict
 
 
 def _compute_group(judged: Judged) -> dict[str, Any]:
-    pairs = [(outcome, world.truth) for outcome, world in judged]
-    scores = score_outcomes(pairs)
-    return {
-        "recall": asdict(scores.recall),
-        "false_stops": asdict(scores.false_stops),
-        "premature": asdict(scores.premature),
-        "cliffs": asdict(score_cliffs(pairs)),
-        "runs": len(judged),
-        "delay": asdict(scores.delay),
-        "saved": asdict(_compute_saved(judged)),
-        "eval_lost": asdict(scores.eval_lost),
-    }
-
-
-def _compute_saved(judged: Judged) -> Any:
-    """The share of the evals after the peaks of turned runs that was saved, minus the evals lost by wrong stops.
-
-    Each run has the same weight. A stop before the peak or of a healthy run loses the evals that were run.
-    """
-    saved, possible = [], []
-    for outcome, world in judged:
-        truth, stop = world.truth, outcome.stop_step
-        kind, last = classify_outcome(outcome, truth), len(truth.steps) - 1
-        if truth.label is Label.AMBIGUOUS:
-            continue
-        possible.append(1 - truth.peak / last if truth.label is Label.HACKING else 0.0)
-        at = 0.0 if stop is None else float(np.searchsorted(truth.steps, stop)) / last
-        saved.append(
-            {OutcomeKind.RIGHT: 1 - at, OutcomeKind.PREMATURE: -at, OutcomeKind.FALSE_STOP: -at}.get(kind, 0.0)
-        )
-    most = float(np.mean(possible)) if possible else math.nan
-    return estimate_mean([value / most for value in saved] if most else [])
+    return {"runs": len(judged)} | asdict(score_outcomes([(outcome, world.truth) for outcome, world in judged]))

@@ -63,13 +63,18 @@ class Share(Figure):
 
 @dataclass(frozen=True)
 class Score:
-    """The figures of a rule over runs. `eval_lost`: the mean difference between best and kept checkpoint, as a share of
-    the run's unit."""
+    """The figures of a rule over runs.
+
+    `cliffs`: the share of sudden falls after which it stopped in time. `saved`: the share of the evals after the peaks
+    that was saved. `eval_lost`: the mean difference between best and kept checkpoint, as a share of the run's unit.
+    """
 
     recall: Share
     false_stops: Share
     premature: Share
+    cliffs: Share
     delay: Figure
+    saved: Figure
     eval_lost: Figure
 
 
@@ -118,9 +123,30 @@ def score_outcomes(pairs: Iterable[tuple[Outcome, Truth]]) -> Score:
         recall=wilson(counts[OutcomeKind.RIGHT], hacking),
         false_stops=clopper_pearson(counts[OutcomeKind.FALSE_STOP], healthy),
         premature=wilson(counts[OutcomeKind.PREMATURE], hacking),
+        cliffs=score_cliffs(pairs),
         delay=estimate_quantile(delays, 0.5),
+        saved=_estimate_saved(pairs),
         eval_lost=estimate_mean([lost for o, t in pairs if (lost := compute_eval_loss(o, t)) is not None]),
     )
+
+
+def _estimate_saved(pairs: Sequence[tuple[Outcome, Truth]]) -> Figure:
+    """The share of the evals after the peaks of turned runs that was saved, minus the evals lost by wrong stops.
+
+    Each run has the same weight. A stop before the peak or of a healthy run loses the evals that were run.
+    """
+    saved, possible = [], []
+    for outcome, truth in pairs:
+        kind, last = classify_outcome(outcome, truth), len(truth.steps) - 1
+        if kind is OutcomeKind.AMBIGUOUS:
+            continue
+        possible.append(1 - truth.peak / last if truth.label is Label.HACKING else 0.0)
+        at = 0.0 if outcome.stop_step is None else float(np.searchsorted(truth.steps, outcome.stop_step)) / last
+        saved.append(
+            {OutcomeKind.RIGHT: 1 - at, OutcomeKind.PREMATURE: -at, OutcomeKind.FALSE_STOP: -at}.get(kind, 0.0)
+        )
+    most = float(np.mean(possible)) if possible else math.nan
+    return estimate_mean([value / most for value in saved] if most else [])
 
 
 def find_cliff(truth: Truth) -> int | None:
