@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 LARGEST = 1e120
-FAR = 1e100
-"""Values up to this far from zero can be added up without clipping."""
 
 
 def add_up(values: Iterable[float]) -> float:

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from tests.detectors.strategies import collect_values
 
 eval_values = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -1.0])
-shares = st.floats(0, 2)
-flags = st.sampled_from([0.0, 1.0])
-given_values = st.builds(Given, eval_values, shares, flags, eval_values, flags, shares, flags, shares, flags)
+shares = st.none() | st.floats(0, 2)
+given_values = st.builds(Given, eval_values, shares, st.none() | eval_values, shares, shares)
 
 
 def run_detector(scores: list[float], planned: int | None = None, detector: Posterior | None = None) -> list[float]:

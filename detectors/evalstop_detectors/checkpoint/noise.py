@@ -20,11 +20,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import pairwise
 
-import numpy as np
 from msgspec import Struct
 
 from evalstop_detectors.summation import LARGEST
@@ -76,8 +74,11 @@ def add_value(state: NoiseState, value: float, stderr: float | None = None) -> N
     origin = state.origin if seen else value
     counted = clipped(value - origin) if seen else 0.0
     stderrs, mean_square = state.stderrs, state.mean_square
-    if stderr is not None:
-        stderrs, mean_square = _add_stderr((stderrs, mean_square), stderr)
+    if stderr is not None and 0 < stderr < math.inf:
+        clipped_stderr = min(stderr, LARGEST)
+        stderrs += 1
+        # A product rounds the same in all units that differ by a power of two; a power does not.
+        mean_square += (clipped_stderr * clipped_stderr - mean_square) / stderrs
     after = NoiseState(
         seen + 1,
         origin,
@@ -94,26 +95,6 @@ def add_value(state: NoiseState, value: float, stderr: float | None = None) -> N
 
 advance = lru_cache(maxsize=16)(add_value)
 """`add_value` for a value that several detectors of a run add: the work of the first one serves the others."""
-
-
-def take_values(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> NoiseState:
-    """The state after all of these finite values, with the standard errors that some of them have."""
-    if not values:
-        return NoiseState()
-    origin = clipped(values[0])
-    relative = np.clip(np.clip(values, -LARGEST, LARGEST) - origin, -LARGEST, LARGEST)
-    recent, low, high = tuple(relative[-WINDOW - 1 :].tolist()), float(relative.min()), float(relative.max())
-    return NoiseState(len(values), origin, recent, low, high, *reduce(_add_stderr, stderrs, (0, 0.0)))
-
-
-def _add_stderr(before: tuple[int, float], stderr: float | None) -> tuple[int, float]:
-    """The number and the mean square of the standard errors, with this one if it is a positive finite number."""
-    count, mean_square = before
-    if stderr is None or not 0 < stderr < math.inf:
-        return before
-    clipped_stderr = min(stderr, LARGEST)
-    # A product rounds the same in all units that differ by a power of two; a power does not.
-    return count + 1, mean_square + (clipped_stderr * clipped_stderr - mean_square) / (count + 1)
 
 
 def estimate(state: NoiseState) -> Noise:

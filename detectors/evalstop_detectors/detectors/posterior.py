@@ -308,19 +308,9 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
     stderr, progress, planned_from = observation.stderr, observation.progress, state.planned_from
     if progress is not None and planned_from:
         progress = (progress - planned_from) / (1.0 - planned_from) if planned_from < 1 else 1.0
-    has_stderr = stderr is not None and 0 < stderr < math.inf
-    proxy = state.waiting_proxy / state.waiting if state.waiting else 0.0
-    return Given(
-        value,
-        min(stderr, LARGEST) if stderr is not None and has_stderr else 0.0,
-        float(has_stderr),
-        proxy,
-        float(state.waiting > 0),
-        0.0 if state.kl is None else state.kl,
-        float(state.kl is not None),
-        0.0 if progress is None else progress,
-        float(progress is not None),
-    )
+    known_stderr = min(stderr, LARGEST) if stderr is not None and 0 < stderr < math.inf else None
+    proxy = state.waiting_proxy / state.waiting if state.waiting else None
+    return Given(value, known_stderr, proxy, state.kl, progress)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

@@ -69,11 +69,8 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     ] = Action.STOP
 
 
-def policy_from_document(document: object, *, stored: bool = False) -> Policy:
-    """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values.
-
-    `stored`: the document was accepted before; its thresholds are not checked again, since its runs need them read.
-    """
+def policy_from_document(document: object) -> Policy:
+    """Read a policy from parsed JSON or YAML; raises InvalidPolicy, which names the key and its valid values."""
     try:
         parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -87,8 +84,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     members, observers = (
         tuple(_build_member(item, ("members", index)) for index, item in placed) for placed in (deciding, observing)
     )
-    if not stored:
-        _check_reachable((*deciding, *observing), (*members, *observers))
+    _check_reachable((*deciding, *observing), (*members, *observers))
     return Policy(
         name=parsed.name,
         members=members,

@@ -147,4 +147,4 @@ def with_panel(policy: Policy, names: Sequence[str] | None) -> Policy:
     else:
         deciding = {member.detector.name for member in policy.members}
         chosen = [usual.get(name, {"detector": name, "observe": True}) for name in names if name not in deciding]
-    return policy_from_document(document | {"members": [*document["members"], *chosen]}, stored=True)
+    return policy_from_document(document | {"members": [*document["members"], *chosen]})

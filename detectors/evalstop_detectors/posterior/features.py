@@ -81,17 +81,13 @@ class FeatureState(Struct, frozen=True, array_like=True):
 
 
 class Given(NamedTuple):
-    """One eval as input of the network; a flag is 1 if its value exists, else 0 (and the value is arbitrary)."""
+    """One eval as input of the network, and what is known with it."""
 
     score: float
-    stderr: float
-    has_stderr: float
-    proxy: float
-    has_proxy: float
-    kl: float
-    has_kl: float
-    progress: float
-    has_progress: float
+    stderr: float | None = None
+    proxy: float | None = None
+    kl: float | None = None
+    progress: float | None = None
 
 
 def advance(s: FeatureState, given: Given) -> tuple[FeatureState, list[float]]:
@@ -115,8 +111,9 @@ def _update_state(s: FeatureState, given: Given) -> FeatureState:
     if n > 2.5:
         cut = bend if n < 5.5 else min(bend, CUT * s.second)
         second = s.second + 1.0 / min(n - 2.0, WINDOW) * (cut - s.second)
-    stderrs = s.stderrs + given.has_stderr
-    squares = s.stderr_squares + given.has_stderr * given.stderr * given.stderr
+    stderrs, squares = s.stderrs, s.stderr_squares
+    if given.stderr is not None:
+        stderrs, squares = stderrs + 1.0, squares + given.stderr * given.stderr
     # 2. Level: the median of the latest three.
     if n < 2.5:
         level = 0.0 if opening else (s.last + y) * 0.5
@@ -134,19 +131,20 @@ def _update_state(s: FeatureState, given: Given) -> FeatureState:
     slow = y if opening else s.slow + max(0.06, 1.0 / n) * (y - s.slow)
     slow_best = slow if opening else max(s.slow_best, slow)
     # 3. Proxy and KL.
-    proxies = s.proxies + given.has_proxy
-    proxy_origin = given.proxy if s.proxies < 0.5 else s.proxy_origin
-    p = given.proxy - proxy_origin if given.has_proxy > 0.5 else s.proxy_last
-    proxy_first = s.proxy_first
-    if given.has_proxy and proxies > 1.5:
-        proxy_change = abs(p - s.proxy_last)
-        cut = proxy_change if proxies < 4.5 else min(proxy_change, CUT * s.proxy_first)
-        proxy_first += 1.0 / min(proxies - 1.0, WINDOW) * (cut - s.proxy_first)
+    proxies, proxy_origin, p, proxy_first = s.proxies, s.proxy_origin, s.proxy_last, s.proxy_first
+    if given.proxy is not None:
+        proxies += 1.0
+        proxy_origin = given.proxy if proxies < 1.5 else proxy_origin
+        p = given.proxy - proxy_origin
+        if proxies > 1.5:
+            proxy_change = abs(p - s.proxy_last)
+            cut = proxy_change if proxies < 4.5 else min(proxy_change, CUT * proxy_first)
+            proxy_first += 1.0 / min(proxies - 1.0, WINDOW) * (cut - proxy_first)
     proxy_best, proxy_low = max(s.proxy_best, p), min(s.proxy_low, p)
     proxy_then = p if is_new_best else s.proxy_then
     given_kl = _take_root_kl(given)
     root_kl = max(s.root_kl, given_kl)
-    kls = s.kls + given.has_kl
+    kls = s.kls if given.kl is None else s.kls + 1.0
     # 4. What broke: the deepest fall in one eval since the best, how long ago, and what moved with it.
     quiet = change if n < 2.5 else s.quiet + 0.25 * (change - s.quiet)
     cliff, cliff_age = 0.0 if is_new_best else s.cliff, s.cliff_age + 1.0
@@ -154,7 +152,7 @@ def _update_state(s: FeatureState, given: Given) -> FeatureState:
     if s.last - y > cliff:
         cliff, cliff_age = s.last - y, 0.0
         proxy_with = p - s.proxy_last if proxies > 1.5 else 0.0
-    kl = given_kl if given.has_kl > 0.5 else s.kl_last
+    kl = s.kl_last if given.kl is None else given_kl
     opens_kl = s.kls < 0.5
     kl_mean = kl if opens_kl else s.kl_mean + 0.25 * (kl - s.kl_mean)
     kl_then = kl if opens_kl else s.kl_last if is_new_best else s.kl_then
@@ -178,8 +176,9 @@ def _describe(before: FeatureState, s: FeatureState, given: Given) -> list[float
     proxy_noise = s.proxy_first or 1.0
     seen_proxy = 1.0 if s.proxies > 0.5 else 0.0
     # A plan that is overrun counts as none.
-    planned = given.has_progress if 0.0 < given.progress < 1.0 else 0.0
-    share = given.progress if planned > 0.5 else 1.0
+    planned, share = 0.0, 1.0
+    if given.progress is not None and 0.0 < given.progress < 1.0:
+        planned, share = 1.0, given.progress
     remaining_evals = min(n * (1.0 - share) / share, 1e9)
     both_kl = s.kl_last > 0.0 and s.kl_then > 0.0
 
@@ -245,7 +244,7 @@ def _estimate_by_differences(s: FeatureState) -> tuple[float, float]:
 
 
 def _take_root_kl(given: Given) -> float:
-    return math.sqrt(max(given.kl, 0.0)) * given.has_kl
+    return 0.0 if given.kl is None else math.sqrt(max(given.kl, 0.0))
 
 
 _ROOT_HALF = 0.7071067811865476

@@ -85,10 +85,8 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
 
 def list_inputs(run: DrawnRun) -> Iterator[Given]:
     """The measurements of a run, by eval."""
-    columns = [np.nan_to_num(run.scores)]
-    for measured in (run.stderrs, run.proxy, run.kl, run.progress):
-        columns += [np.nan_to_num(measured), np.isfinite(measured).astype(float)]
-    return itertools.starmap(Given, zip(*(column.tolist() for column in columns), strict=True))
+    for score, *measured in zip(run.scores, run.stderrs, run.proxy, run.kl, run.progress, strict=True):
+        yield Given(float(score), *(float(value) if np.isfinite(value) else None for value in measured))
 
 
 BATCH = 128

@@ -112,6 +112,8 @@ def _compute_means(values: Sequence[float], width: int) -> list[float]:
 
 def _estimate_stderr(finite: Sequence[Score], width: int) -> float:
     """The standard error of the difference of two means: from the noise of the run, and at least as reported."""
-    state = noise.take_values([score.value for score in finite], [score.stderr for score in finite])
+    state = noise.NoiseState()
+    for score in finite:
+        state = noise.add_value(state, score.value, score.stderr)
     estimate = noise.estimate(state)
     return estimate.sd * estimate.inflation * math.sqrt(2 / width)

@@ -216,7 +216,7 @@ def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]]
 
 def load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
     """The detectors of a version of a policy that can call for a stop, and whether each observes."""
-    policy = policy_from_document(policies.load_version(tx, project_id, name, version).document, stored=True)
+    policy = policy_from_document(policies.load_version(tx, project_id, name, version).document)
     panel = enumerate(policy.panel.items())
     return {name: place >= len(policy.members) for place, (name, item) in panel if item.thresholds.stop_at is not None}
 

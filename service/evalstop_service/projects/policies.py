@@ -69,7 +69,7 @@ def change_panel(tx: Transaction, author: Author, project: Project) -> None:
     """Store each shipped policy with the panel of the project as its next version, unless it has that; raises Invalid
     for an unknown detector, and for more members than a policy may have."""
     for name in POLICIES:
-        latest = policy_from_document(load_version(tx, project.id, name).document, stored=True)
+        latest = policy_from_document(load_version(tx, project.id, name).document)
         try:
             create_policy(tx, author, with_panel(latest, project.panel))
         except InvalidPolicy as error:
@@ -78,4 +78,4 @@ def change_panel(tx: Transaction, author: Author, project: Project) -> None:
 
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy:
     """The policy with this id, which a run refers to."""
-    return policy_from_document(policies.get_policy(tx, policy_id).document, stored=True)
+    return policy_from_document(policies.get_policy(tx, policy_id).document)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, estimate, take_values
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, estimate
 from evalstop_detectors.summation import LARGEST
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,16 +102,6 @@ def test_state_size_is_bounded() -> None:
         state = advance(state, math.ldexp(1.0, index))
     assert len(state.recent) == 65
     assert state.high <= LARGEST
-
-
-@given(st.lists(st.tuples(finite_values, st.none() | st.floats(allow_nan=True)), min_size=1, max_size=80))
-def test_all_values_at_once_equal_single_ones(drawn: list[tuple[float, float | None]]) -> None:
-    """`take_values` gives the state and estimate of advancing value by value."""
-    single = NoiseState()
-    for value, stderr in drawn:
-        single = advance(single, value, stderr)
-    state = take_values([value for value, _ in drawn], [stderr for _, stderr in drawn])
-    assert (state, estimate(state)) == (single, estimate(single))
 
 
 LARGEST_VALUE = 1e120

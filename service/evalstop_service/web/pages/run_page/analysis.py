@@ -145,7 +145,7 @@ def replay_policy(
         if any(series.is_long_series(tx, run.id, metric) for metric in watched_metrics.list_watched(run)):
             return _create_answer(TOO_LONG_TO_TRY)
         try:
-            tried = policy_from_document(reference.document, stored=True)
+            tried = policy_from_document(reference.document)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
             return _create_answer(f"{reference.name} cannot be replayed: {error}.")
