@@ -28,7 +28,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import retention
-from evalstop_service.security import openid
+from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.settings import Settings, reveal
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.tables.columns import prepare_structs
@@ -187,7 +187,7 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     return mlflow.problem_response(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
-def _openid(settings: Settings) -> pages.OpenId | None:
+def _openid(settings: Settings) -> OpenIdProvider | None:
     grants = settings.grants
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
@@ -196,7 +196,7 @@ def _openid(settings: Settings) -> pages.OpenId | None:
 
     secret = reveal(settings.oidc_client_secret)
     client = Client(settings.oidc_issuer, settings.oidc_client_id, secret, settings.oidc_scopes)
-    return pages.OpenId(openid.OpenIdProvider(client), grants)
+    return OpenIdProvider(client, grants)
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 from evalstop_service.errors import ServiceError
+from evalstop_service.security.scopes import Grants
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +54,13 @@ def _describe_error(error: Exception) -> str:
 
 
 class OpenIdProvider:
-    """One provider, discovered at the first sign-in; `client`: that of `openid_client`."""
+    """One provider, discovered at the first sign-in, and the grants that map its claims to roles.
 
-    def __init__(self, client: Any) -> None:
-        self.issuer, self._app = client.issuer, client
+    `client`: that of `openid_client`.
+    """
+
+    def __init__(self, client: Any, grants: Grants) -> None:
+        self.issuer, self.grants, self._app = client.issuer, grants, client
 
     def begin_sign_in(self, redirect_uri: str) -> tuple[str, SignInState]:
         """The URL to send a visitor to, who returns to `redirect_uri`; raises ProviderUnavailable."""
@@ -67,10 +71,8 @@ class OpenIdProvider:
         state = SignInState(authorization["state"], authorization["nonce"], authorization["code_verifier"])
         return authorization["url"], state
 
-    def finish_sign_in(
-        self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str], claim_names: Iterable[str]
-    ) -> dict[str, Any]:
-        """The claims of a visitor who returned; those in `claim_names` are fetched if the token lacks them.
+    def finish_sign_in(self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str]) -> dict[str, Any]:
+        """The claims of a visitor who returned; those that the grants need are fetched if the token lacks them.
 
         Raises SignInRefused unless this response belongs to the sign-in, ProviderUnavailable when the provider fails.
         """
@@ -83,7 +85,7 @@ class OpenIdProvider:
                 "The OpenID provider refused the sign-in. Start again from here, or sign in with a key."
             )
         try:
-            return self._fetch_claims(sign_in, redirect_uri, answer["code"], claim_names)
+            return self._fetch_claims(sign_in, redirect_uri, answer["code"])
         except httpx2.TransportError as error:
             raise self._unavailable(error) from error
         except SignInRefused:
@@ -94,9 +96,7 @@ class OpenIdProvider:
             _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe_error(error))
             raise SignInRefused from error
 
-    def _fetch_claims(
-        self, sign_in: SignInState, redirect_uri: str, code: str, claim_names: Iterable[str]
-    ) -> dict[str, Any]:
+    def _fetch_claims(self, sign_in: SignInState, redirect_uri: str, code: str) -> dict[str, Any]:
         token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=sign_in.verifier)
         claims = self._app.parse_id_token(
             token,
@@ -106,7 +106,7 @@ class OpenIdProvider:
         )
         if not claims or not _is_subject(claims["sub"]):
             raise SignInRefused
-        missing = [name for name in claim_names if name not in claims]
+        missing = [name for name in self.grants.claims if name not in claims]
         if missing and USERINFO in self._app.load_server_metadata():
             userinfo = self._app.userinfo(token=token)
             if userinfo.get("sub") != claims["sub"]:

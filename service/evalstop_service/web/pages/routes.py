@@ -10,6 +10,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.web.context import Context
 from evalstop_service.web.pages import (
     compare,
@@ -30,7 +31,7 @@ from evalstop_service.web.pages import (
 from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, run_actions
-from evalstop_service.web.pages.visitor import OpenId, Site
+from evalstop_service.web.pages.visitor import Site
 from evalstop_service.web.problems import PATH, ProblemKind
 
 PAGES = (
@@ -70,7 +71,7 @@ def show_not_found() -> Response:
     return render_page("error.html", 404, visitor=None, title="Not found", detail=detail)
 
 
-def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
+def install(app: FastAPI, context: Context, session_secret: str, openid: OpenIdProvider | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(context, Sessions(session_secret, context.clock), openid)
     static_files.install(app)

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from evalstop_service.clock import Clock
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
-from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
+from evalstop_service.security.scopes import EVERY, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import WORK, Database, Transaction
@@ -36,20 +36,12 @@ SEEN_REVISION = "x-seen-revision"
 
 
 @dataclass(frozen=True)
-class OpenId:
-    """The OpenID provider, and the grants that map its claims to roles."""
-
-    provider: OpenIdProvider
-    grants: Grants
-
-
-@dataclass(frozen=True)
 class Site:
     """State shared by all pages."""
 
     context: Context
     sessions: Sessions
-    openid: OpenId | None = None
+    openid: OpenIdProvider | None = None
 
     @property
     def database(self) -> Database:

@@ -18,6 +18,7 @@ from evalstop_service.security.openid import (
 from evalstop_service.security.openid_client import (
     Client,
 )
+from evalstop_service.security.scopes import Grants
 from joserfc.jwk import RSAKey
 
 from tests.service.web.pages.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, start_fake_provider
@@ -38,14 +39,14 @@ def complete_sign_in(fake_provider: FakeProvider) -> CompleteSignIn:
     fake_provider.reset()
 
     def run_sign_in(**answer: str | None) -> dict[str, Any]:
-        provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email"))
+        provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid email"), Grants(()))
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         request = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert request["code_challenge_method"] == "S256"
         fake_provider.nonce = request["nonce"]
         callback = {"code": "c", "state": request["state"], **answer}
         present = {name: value for name, value in callback.items() if value is not None}
-        return provider.finish_sign_in(state, "http://127.0.0.1/openid/callback", present, ("email", "groups"))
+        return provider.finish_sign_in(state, "http://127.0.0.1/openid/callback", present)
 
     return run_sign_in
 
@@ -110,14 +111,12 @@ def test_email_and_its_verification_have_one_source(
 def test_current_keys_verify_each_sign_in(fake_provider: FakeProvider) -> None:
     """A key that the provider adds is accepted, and one that it removes is not."""
     fake_provider.reset()
-    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"))
+    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, CLIENT_SECRET, "openid"), Grants(()))
 
     def sign_in() -> dict[str, Any]:
         url, state = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         (fake_provider.nonce,) = parse_qs(urlsplit(url).query)["nonce"]
-        return provider.finish_sign_in(
-            state, "http://127.0.0.1/openid/callback", {"code": "c", "state": state.state}, ()
-        )
+        return provider.finish_sign_in(state, "http://127.0.0.1/openid/callback", {"code": "c", "state": state.state})
 
     assert sign_in()["sub"] == "1"
     previous = fake_provider.key
@@ -171,7 +170,7 @@ def test_discovery_with_wrong_metadata_is_retried(fake_provider: FakeProvider, m
     """Metadata of another issuer or without usable endpoints is unavailable, and the next sign-in looks again."""
     fake_provider.reset()
     fake_provider.metadata = metadata
-    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, None, "openid"))
+    provider = OpenIdProvider(Client(fake_provider.address, CLIENT_ID, None, "openid"), Grants(()))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     fake_provider.reset()
@@ -182,11 +181,11 @@ def test_discovery_with_wrong_metadata_is_retried(fake_provider: FakeProvider, m
 
 def test_unreachable_provider_is_unavailable() -> None:
     """A provider that cannot be reached is unavailable when starting and when finishing a sign-in."""
-    provider = OpenIdProvider(Client("http://127.0.0.1:9", CLIENT_ID, None, "openid"))
+    provider = OpenIdProvider(Client("http://127.0.0.1:9", CLIENT_ID, None, "openid"), Grants(()))
     with pytest.raises(ProviderUnavailable):
         provider.begin_sign_in("http://127.0.0.1/openid/callback")
     with pytest.raises(ProviderUnavailable):
-        provider.finish_sign_in(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
+        provider.finish_sign_in(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"})
 
 
 def test_authlib_is_imported_for_a_provider_only() -> None:

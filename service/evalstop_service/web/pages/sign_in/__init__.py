@@ -14,7 +14,7 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import NotFound, TooOften, require
-from evalstop_service.security.openid import ProviderUnavailable, SignInRefused, SignInState
+from evalstop_service.security.openid import OpenIdProvider, ProviderUnavailable, SignInRefused, SignInState
 from evalstop_service.security.scopes import find_role
 from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Transaction
@@ -25,7 +25,7 @@ from evalstop_service.web.pages import cookies
 from evalstop_service.web.pages import visitor as visitors
 from evalstop_service.web.pages.cookies import FLOW, PROJECT, SESSION, SIGN_IN_FORM, delete_cookie, read_cookie
 from evalstop_service.web.pages.responses import PageRoute, render_page, send_json
-from evalstop_service.web.pages.visitor import OpenId, SignedIn, Site, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, Site, SiteOf
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
     openid = require(site.openid, "sign-in by OpenID Connect")
     target = safe_path(request.query_params.get("next", "/"))
     try:
-        url, state = openid.provider.begin_sign_in(_redirect_uri(request, site))
+        url, state = openid.begin_sign_in(_redirect_uri(request, site))
     except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     response = RedirectResponse(url, 303)
@@ -186,19 +186,17 @@ def finish_sign_in(request: Request, site: SiteOf) -> Response:
     return response
 
 
-def _open_granted_session(request: Request, site: Site, openid: OpenId, flow: dict[str, Any]) -> Response:
+def _open_granted_session(request: Request, site: Site, openid: OpenIdProvider, flow: dict[str, Any]) -> Response:
     target = flow.pop("next")
     try:
-        claims = openid.provider.finish_sign_in(
-            SignInState(**flow), _redirect_uri(request, site), request.query_params, openid.grants.claims
-        )
+        claims = openid.finish_sign_in(SignInState(**flow), _redirect_uri(request, site), request.query_params)
     except SignInRefused as error:
         return render_login_form(request, site, target, str(error), 401)
     except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     now = site.clock()
     session = Session(
-        issuer=openid.provider.issuer,
+        issuer=openid.issuer,
         subject=claims["sub"],
         name=openid.grants.display_name(claims),
         grants=openid.grants.find_roles(claims),
