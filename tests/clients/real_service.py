@@ -15,14 +15,13 @@ import httpx
 from evalstop_client.run import Run
 from evalstop_client.settings import Limits
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import start_server
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
 """Three declines: the policy `paper` stops at step 4."""
@@ -39,7 +38,7 @@ class Project:
 
     def create_key(self, *scopes: str) -> str:
         """Another key, with these scopes only."""
-        return api_keys.create_named_key(self.database, self.name, "narrow", scopes, utc_now())[1]
+        return create_named_key(self.database, self.name, "narrow", scopes, utc_now())[1]
 
     def report_run(
         self, name: str, values: tuple[float, ...] = FALLING, *, with_checkpoints: bool = True, **terms: object
@@ -91,7 +90,7 @@ def make_project(
     project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), policy)
     with database.transaction() as tx:
         projects.update_project(tx, replace(project, stops_per_hour=None))
-    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
+    key = create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     return Project(url, database, project.name, key)
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from evalstop_client import Limits, Run
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 
 from tests.clients.real_service import Project, make_project
 from tests.clients.runs import list_messages
+from tests.fixtures.projects import create_named_key
 
 
 def create_revoked_key(project: Project) -> str:
     """A key of the project that the service refuses, so that a run spools what it logs."""
-    key, secret = api_keys.create_named_key(project.database, project.name, "revoked", ("ingest",), utc_now())
+    key, secret = create_named_key(project.database, project.name, "revoked", ("ingest",), utc_now())
     assert key.project_id is not None
     with project.database.transaction() as tx:
         assert keys.revoke_key(tx, key.project_id, key.id, utc_now()) is not None

@@ -21,7 +21,7 @@ from schemathesis.generation.meta import CoverageScenario
 from schemathesis.specs.openapi.checks import ignored_auth, negative_data_rejection, positive_data_acceptance
 
 from tests.fixtures.http_server import start_server
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -86,19 +86,19 @@ class Keys:
         project_key = api_keys.create_first_key(database, utc_now())
         assert project_key is not None
         self.project = project_key
-        self.installation = api_keys.create_named_key(database, None, "installation", ("admin",), utc_now())[1]
+        self.installation = create_named_key(database, None, "installation", ("admin",), utc_now())[1]
         self._database, self._projects = database, 0
 
     def replace_project_key(self) -> None:
         """Use another key, which may send as many costly requests as the one before."""
-        self.project = api_keys.create_named_key(self._database, "default", "next", SCOPES, utc_now())[1]
+        self.project = create_named_key(self._database, "default", "next", SCOPES, utc_now())[1]
 
     def create_other_project(self) -> str:
         """The key of a new project, which owes nothing for costly requests yet."""
         self._projects += 1
         name = f"other-{self._projects}"
         create_project(self._database, name, "shadow", 0.0, utc_now())
-        return api_keys.create_named_key(self._database, name, "first", SCOPES, utc_now())[1]
+        return create_named_key(self._database, name, "first", SCOPES, utc_now())[1]
 
 
 @pytest.fixture(scope="module")

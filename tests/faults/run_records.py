@@ -10,12 +10,12 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Content, Observations
-from evalstop_service.projects import api_keys
 from evalstop_service.store import projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
+from tests.fixtures.projects import create_named_key
 from tests.service.project_fixture import ProjectFixture, lift_stop_limits, set_up_project
 
 
@@ -26,7 +26,7 @@ def create_project_and_key(database: Database) -> tuple[ProjectFixture, str]:
     with database.reading() as tx:
         name = projects.get_project(tx, project.id).name
     scopes = ("ingest", "read", "operate", "admin")
-    _, key = api_keys.create_named_key(database, name, "all", scopes, utc_now())
+    _, key = create_named_key(database, name, "all", scopes, utc_now())
     return project, key
 
 

@@ -24,7 +24,6 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.projects import api_keys
 from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 
@@ -35,7 +34,7 @@ from tests.faults.fake_cluster import FakeCluster, FakeJob
 from tests.faults.retrying_clients import RetryingClient, wait_until
 from tests.faults.unreliable_proxy import FAULTS, UnreliableProxy
 from tests.fixtures.free_ports import find_free_ports
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 
 pytestmark = pytest.mark.real
 
@@ -99,7 +98,7 @@ def create_tenant(
         changed = replace(project, stops_per_hour=stops_per_hour, confirm_seconds=CONFIRM_SECONDS)
         projects.update_project(tx, changed)
     (folder / name).mkdir()
-    return Tenant(name, api_keys.create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
+    return Tenant(name, create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
 
 
 def train_run(client: RetryingClient, tenant: Tenant, name: str) -> str:

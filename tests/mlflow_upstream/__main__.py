@@ -16,14 +16,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.fixtures.http_server import start_server
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 
 PROJECTS = 400
 
@@ -88,7 +87,7 @@ def _print_counts(results: Path) -> None:
 
 def _create_project_key(database: Database, project: str) -> str:
     create_project(database, project, "shadow", 0.0, utc_now())
-    return api_keys.create_named_key(database, project, "tests", SCOPES, utc_now())[1]
+    return create_named_key(database, project, "tests", SCOPES, utc_now())[1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import KeyLimits
@@ -18,7 +17,7 @@ from fastapi import FastAPI
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import serve_app
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.service.web.api.api_calls import create_decision, expect_json
 
 PROJECT = "p"
@@ -35,9 +34,7 @@ class ServedProject:
 
     def create_key(self, *scopes: str, name: str = "k", **limits: Any) -> str:
         """The secret of a new key, an admin key without scopes."""
-        return api_keys.create_named_key(
-            self.database, PROJECT, name, scopes or ("admin",), utc_now(), KeyLimits(**limits)
-        )[1]
+        return create_named_key(self.database, PROJECT, name, scopes or ("admin",), utc_now(), KeyLimits(**limits))[1]
 
     def open_client(self, *scopes: str, name: str = "k", path: str = "/api/v1") -> httpx.Client:
         """A client with a new key, an admin key without scopes, to paths under this one."""

@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
 from tests.faults.servers import start_replica
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.security.served_project import create_pending_decision
 from tests.service.project_fixture import lift_stop_limits
 from tests.service.web.api.api_calls import expect_json
@@ -85,7 +84,7 @@ def test_vetoes_and_pauses_are_answered_beside_a_flood(tmp_path: Path, migrated_
     keys = []
     for project, names in (("vetoing", ("one",)), ("flooding", ("one", "two"))):
         create_project(database, project, "enforce", 3600.0, utc_now(), "paper")
-        keys += [api_keys.create_named_key(database, project, name, ["admin"], utc_now())[1] for name in names]
+        keys += [create_named_key(database, project, name, ["admin"], utc_now())[1] for name in names]
     lift_stop_limits(database)
     database.close()
     with start_replica(tmp_path, url) as service, ExitStack() as stack:

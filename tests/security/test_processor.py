@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Committer
-from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database, Work
@@ -21,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.service.web.api.fake_committer import FakeCommitter
 
 BUSY, OTHER = Work("busy", "a"), Work("other", "b")
@@ -181,7 +180,7 @@ def test_overlapping_requests_are_charged_once(steps: list[tuple[Work, float]]) 
 def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
     """The endpoint charges each key for its posts, and another key's post is answered meanwhile."""
     create_project(embedded_database, "p", "shadow", 0.0, utc_now())
-    busy, other = (api_keys.create_named_key(embedded_database, "p", name, ["admin"], utc_now()) for name in "ab")
+    busy, other = (create_named_key(embedded_database, "p", name, ["admin"], utc_now()) for name in "ab")
     run_id, limit = uuid4(), RateLimit(Rate(burst=1.0, per_second=1e-9))
     loop = Loop(limit=limit)
     committer = cast(Committer, FakeCommitter({run_id}))

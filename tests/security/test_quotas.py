@@ -14,12 +14,12 @@ from evalstop_detectors import POLICIES
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.project_settings import Quotas
 from evalstop_service.errors import QuotaReached
-from evalstop_service.projects import api_keys
 from evalstop_service.store import counts, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 
+from tests.fixtures.projects import create_named_key
 from tests.security.served_project import PROJECT, ServedProject, serve_project
 from tests.service.project_fixture import set_up_project
 from tests.service.web.api.api_calls import expect_json, expect_problem
@@ -168,7 +168,7 @@ def test_project_key_cannot_raise_its_quotas(client: httpx.Client, embedded_data
     project_id = expect_json(client.get("/project"), 200)["id"]
     path, wanted = f"/projects/{project_id}/quotas", {"open_runs": 5}
     expect_problem(client.put(path, json=wanted), 403)
-    key = api_keys.create_named_key(embedded_database, None, "root", ["admin"], utc_now())[1]
+    key = create_named_key(embedded_database, None, "root", ["admin"], utc_now())[1]
     headers = {"Authorization": f"Bearer {key}"}
     changed: dict[str, Any] = expect_json(client.put(path, json=wanted, headers=headers), 200)["quotas"]
     assert (changed["open_runs"], changed["keys"]) == (5, Quotas().keys)

@@ -12,14 +12,13 @@ import httpx
 import pytest
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, SESSION
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import serve_app
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.service.web.api.api_calls import expect_json, sign_in
 
 
@@ -34,7 +33,7 @@ class SignedInPeople:
 
     def sign_in_client(self, name: str, *scopes: str) -> httpx.Client:
         """A client that has signed in with its own key."""
-        secret = api_keys.create_named_key(self.database, "p", name, scopes, self.now)[1]
+        secret = create_named_key(self.database, "p", name, scopes, self.now)[1]
         headers = {"Authorization": f"Bearer {secret}"}
         client = httpx.Client(
             verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False, timeout=60

@@ -11,13 +11,12 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.projects import api_keys
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
 from tests.faults import raw_sockets
 from tests.faults.retrying_clients import wait_until
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.web.api.api_calls import expect_json
 from tests.service.web.api.routes import ENDPOINT
@@ -59,7 +58,7 @@ def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
                 "BEGIN SELECT RAISE(ABORT, 'broken'); END"
             )
         create_project(database, "other", "enforce", 3600.0, utc_now(), "paper")
-        other_key = api_keys.create_named_key(database, "other", "k", ["admin"], utc_now())[1]
+        other_key = create_named_key(database, "other", "k", ["admin"], utc_now())[1]
         other_id = UUID(create_pending_decision(project.open_client_with_key(other_key)))
         end_windows(database, utc_now() + timedelta(seconds=10))
         before = read_state_and_due_at(database, decision_id)[1]

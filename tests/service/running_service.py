@@ -11,14 +11,13 @@ import httpx
 from evalstop_service.app import create_app, create_service_metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import serve_app
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 
 
 @dataclass
@@ -54,7 +53,7 @@ def run_service(
         service_metrics=service_metrics,
     )
     project = create_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
-    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
+    key = create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     with (
         serve_app(app) as url,
         httpx.Client(

@@ -73,11 +73,14 @@ def audit_verify(settings: Settings, options: argparse.Namespace) -> int:
 
 def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Create a key and print it; it cannot be shown again."""
+    if not options.name.strip() or len(options.name) > 256 or not options.name.isprintable():
+        raise Invalid(f"key {options.name!r}: a name has 1 to 256 printable characters")
     database = open_database(settings)
-    now = utc_now()
-    project = None if options.installation else options.project
-    if project is not None:
-        project_settings.require_project(database, settings.describe_project(project), COMMAND_LINE, now)
-    key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now)
+    now, project_id = utc_now(), None
+    if not options.installation:
+        with database.transaction() as tx:
+            new = settings.describe_project(options.project)
+            project_id = project_settings.require_project(tx, new, COMMAND_LINE, now).id
+    key, secret = api_keys.create_key(database, project_id, COMMAND_LINE, options.name, options.scopes, now)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

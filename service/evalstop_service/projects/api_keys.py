@@ -10,7 +10,7 @@ from uuid import UUID
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Invalid, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
+from evalstop_service.projects.project_settings import NewProject, require_project
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import audit, counts, endpoints, keys, projects
 from evalstop_service.store.audit import Author
@@ -41,30 +41,14 @@ def create_key(
         return _insert_key(tx, project_id, actor, name, scopes, now, limits)
 
 
-def create_named_key(
-    database: Database,
-    project_name: str | None,
-    name: str,
-    scopes: Iterable[str],
-    now: datetime,
-    limits: KeyLimits = UNLIMITED,
-) -> tuple[Key, str]:
-    """Create a key from the command line, for the project of that name; raises NotFound and Invalid."""
-    if not name.strip() or len(name) > 256 or not name.isprintable():
-        raise Invalid(f"key {name!r}: a name has 1 to 256 printable characters")
-    project_id = None if project_name is None else find_project(database, project_name).id
-    return create_key(database, project_id, COMMAND_LINE, name, scopes, now, limits)
-
-
 def create_first_key(database: Database, now: datetime, project_settings: NewProject | None = None) -> str | None:
     """The secret of a key with all scopes in the project `default`, which is created too; None if any key exists."""
     with database.transaction() as tx:
         keys.lock_keys(tx)  # of two processes that start together, one creates the key
         if keys.has_any_key(tx):
             return None
-        project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(
-            tx, project_settings or NewProject(name=FIRST_PROJECT, held_out_share=0.0), COMMAND_LINE, now
-        )
+        settings = project_settings or NewProject(name=FIRST_PROJECT, held_out_share=0.0)
+        project = require_project(tx, settings, COMMAND_LINE, now)
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
 
 

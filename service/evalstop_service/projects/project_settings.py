@@ -94,11 +94,9 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
         return insert_project(tx, settings, actor, now)
 
 
-def require_project(database: Database, settings: NewProject, actor: str, now: datetime) -> None:
-    """Create a project unless there is one of its name."""
-    with database.transaction() as tx:
-        if projects.find_project_by_name(tx, settings.name) is None:
-            insert_project(tx, settings, actor, now)
+def require_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
+    """The project of this name, created if there is none."""
+    return projects.find_project_by_name(tx, settings.name) or insert_project(tx, settings, actor, now)
 
 
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
@@ -123,12 +121,6 @@ def _list_values(change: ProjectChange) -> dict[str, Any]:
     values = {declared.name: getattr(change, declared.name) for declared in list_settings()}
     values = {name: value for name, value in values.items() if value is not None}
     return values | {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
-
-
-def find_project(database: Database, name: str) -> Project:
-    """The project with this name; raises NotFound."""
-    with database.reading() as tx:
-        return require(projects.find_project_by_name(tx, name), f"project {name!r}")
 
 
 def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:

@@ -58,30 +58,23 @@ def prune_runs(
     at the same time: what one has removed, the others find gone.
     """
     metrics, result = service_metrics or ServiceMetrics(), PruneResult()
-
-    def empty_runs() -> bool:
-        """Remove the details of all marked runs; False if asked to stop before the end."""
-        has_more = True
-        while has_more:
-            started = time.perf_counter()
-            with database.transaction() as tx:
-                removed, has_more = retention.delete_details(tx, rows)
-            result.rows += removed
-            metrics.pruned_rows.inc(removed)
-            # As long as that took, so that other writers have half of the time.
-            if (removed or has_more) and pause(time.perf_counter() - started):
-                return False
-        return True
-
     with database.reading() as tx:
         listed = [project for project in projects.list_projects(tx) if project.retention_days is not None]
-    goes_on = empty_runs()  # first finish an interrupted pass
     for project in listed:
         ended_before = now - timedelta(days=project.retention_days or 0)
-        while goes_on and (marked := _mark_runs(database, project.id, ended_before, now)):
+        while marked := _mark_runs(database, project.id, ended_before, now):
             result.runs[project.name] += marked
             metrics.pruned_runs.inc(marked)
-            goes_on = empty_runs()
+    has_more = True
+    while has_more:
+        started = time.perf_counter()
+        with database.transaction() as tx:
+            removed, has_more = retention.delete_details(tx, rows)
+        result.rows += removed
+        metrics.pruned_rows.inc(removed)
+        # As long as that took, so that other writers have half of the time.
+        if has_more and pause(time.perf_counter() - started):
+            break
     return result
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
@@ -20,7 +19,7 @@ from evalstop_service.store.keys import SCOPES
 from tests.conftest import BACKENDS, ClonePostgres
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import start_server
-from tests.fixtures.projects import create_project
+from tests.fixtures.projects import create_named_key, create_project
 from tests.service.event_check import check_events
 from tests.service.web.api.api_calls import Resources, create_resources
 
@@ -45,7 +44,7 @@ class Service:
 
     def create_key(self, project: str | None, *scopes: str) -> str:
         """Create a key to a project, or to the installation if the project is None."""
-        return api_keys.create_named_key(self.database, project, "test", scopes or SCOPES, utc_now())[1]
+        return create_named_key(self.database, project, "test", scopes or SCOPES, utc_now())[1]
 
     def open_client(self, project: str | None, *scopes: str) -> httpx.Client:
         """A client with a new key to a project, or to the installation if the project is None."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import api_keys, audit_trail
+from evalstop_service.projects import audit_trail
 
+from tests.fixtures.projects import create_named_key
 from tests.service.web.api.api_calls import FALLING, call_route, create_resources, expect_json
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.routes import BODIES, ENDPOINT, INSTALLATION_ROUTES, ROUTES
@@ -176,7 +177,7 @@ def test_release_undo_and_retry_are_recorded(service: Service) -> None:
 def test_actions_of_trainers_and_receivers_are_recorded(service: Service) -> None:
     """Entries record opening, resuming and finishing a run, changing its job, and claiming and reporting a stop."""
     project = service.create_project()
-    secret = api_keys.create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
+    secret = create_named_key(service.database, project, "t", ["ingest"], utc_now())[1]
     admin, trainer = service.open_client(project), service.open_client_with_key(secret)
     endpoint_id = expect_json(admin.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
     run_terms = {"name": "one", "job": "slurm:a:1", "labels": {"slurm_job_id": "1"}, "policy": "paper"}

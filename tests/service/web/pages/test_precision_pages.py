@@ -8,11 +8,11 @@ from html import unescape
 
 import httpx
 import pytest
-from evalstop_service.projects import api_keys
 from evalstop_service.store import cases
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
+from tests.fixtures.projects import create_named_key
 from tests.fixtures.statements import record_statements
 from tests.service.case_rows import insert_cases, judge_call
 from tests.service.web.pages.conftest import Window
@@ -149,7 +149,7 @@ def test_decision_is_labeled_from_the_overview(
     assert stored is not None
     assert (stored.outcome, stored.derived) == ("wrong", False)
     assert "treatment=stopped&outcome=wrong" in get_text(visitor, "/precision")
-    reader, _ = api_keys.create_named_key(database, tenant.project.name, "reader", ("read",), now)
+    reader, _ = create_named_key(database, tenant.project.name, "reader", ("read",), now)
     sign_in_by_link(visitor, reader)
     assert 'name="outcome"' not in get_text(visitor, "/")
     assert visitor.post(path, data={"outcome": "right", "csrf": read_csrf_token(visitor)}).status_code == 403
