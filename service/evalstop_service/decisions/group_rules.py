@@ -22,12 +22,13 @@ from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid, require
 from evalstop_service.runs.watched_metrics import find_eval_metric, find_eval_sign, select_scores
-from evalstop_service.store import decisions, groups, mlflow, observations, projects, run_details, runs
+from evalstop_service.store import decisions, groups, mlflow, observations, projects, run_details, run_lists
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.groups import Copy, Group
 from evalstop_service.store.projects import Project
+from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 
 MOST_MEMBERS = 500
@@ -140,8 +141,8 @@ def load_members(
     tx: Transaction, project_id: UUID, name: str, rule: GroupRule | None, known: KnownScores | None = None
 ) -> list[GroupedRun]:
     """The newest runs of a group, oldest first. `known`: scores read before, to which those read now are added."""
-    run_ids = groups.list_run_ids(tx, project_id, name, MOST_MEMBERS)
-    listed = sorted(runs.load_runs(tx, run_ids).values(), key=lambda run: run.id)
+    listed = run_lists.list_runs(tx, project_id, RunFilter(group=name), MOST_MEMBERS)[::-1]
+    run_ids = [run.id for run in listed]
     scores = _load_scores(tx, listed, {} if known is None else known)
     decided = decisions.load_decisions(tx, run_ids)
     descent, lineages = groups.load_descent(tx, run_ids)

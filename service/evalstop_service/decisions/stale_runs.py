@@ -34,7 +34,7 @@ from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_details, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.run_details import DueCheck, RunHealth
+from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -49,6 +49,9 @@ RETRY_SECONDS = 60.0
 
 AWAY_SECONDS = 60.0
 """A pause between two checks from which on the service counts as having been away, and runs unable to report."""
+
+NEWEST_POSTS = 2000
+"""How many of the newest values of each metric are used for the times of posts."""
 
 EVER_SINCE = datetime.min.replace(tzinfo=UTC)
 
@@ -88,17 +91,16 @@ def check_due_runs(database: Database, now: datetime, available_since: datetime 
 
 
 def _find_next_checks(
-    tx: Transaction, due: list[DueCheck], now: datetime, available_since: datetime
+    tx: Transaction, due: list[RunHealth], now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
     """When to check each unchanged run again; None for those that have ended."""
-    run_ids = [check.run_id for check in due]
-    loaded, records = runs.load_runs(tx, run_ids), run_details.load_health(tx, run_ids)
+    loaded = runs.load_runs(tx, [record.run_id for record in due])
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     project_ids = {run.project_id for run in running.values()}
     settings = {project_id: projects.get_project(tx, project_id) for project_id in project_ids}
     faults = _find_metric_faults(tx, running.values())
     next_checks: dict[UUID, datetime | None] = {}
-    for record in records.values():
+    for record in due:
         run = running.get(record.run_id)
         if run is None:
             next_checks[record.run_id] = None
@@ -130,7 +132,7 @@ def _assess_liveness(
     return state, None if state is Liveness.LOST else now + timedelta(seconds=seconds)
 
 
-def _record_change(database: Database, due: DueCheck, now: datetime, available_since: datetime) -> None:
+def _record_change(database: Database, due: RunHealth, now: datetime, available_since: datetime) -> None:
     """Record and announce a change in a run.
 
     1. Lock the run and read everything again: the trainer may have reported since the check.
@@ -144,7 +146,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime, available_s
         if before is None or run.status != RunStatus.RUNNING:
             return
         project = projects.get_project(tx, run.project_id)
-        cadence_seconds = measure_cadence(run_details.list_post_times(tx, run), run_details.NEWEST_POSTS)
+        cadence_seconds = _measure_cadence(tx, run)
         state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now, available_since)
         faults = _find_metric_faults(tx, [run])[run.id]
         after = replace(
@@ -162,6 +164,11 @@ def _record_change(database: Database, due: DueCheck, now: datetime, available_s
             events.announce_run_event(tx, EventType.METRIC_FAULT, project, run, now, metric_fault=fault)
     if state != before.state:
         log.info("run %s is %s", run.name, state, extra={"run_id": run.id})
+
+
+def _measure_cadence(tx: Transaction, run: Run) -> float | None:
+    readings = run_details.load_readings(tx, [(run, metric) for metric in run.metrics], NEWEST_POSTS)
+    return measure_cadence([[item.received_at for item in of_metric] for of_metric in readings.values()], NEWEST_POSTS)
 
 
 def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHealth, now: datetime) -> None:

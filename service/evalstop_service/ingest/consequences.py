@@ -151,8 +151,7 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, content: Resumed | Ex
     else:
         step = content.step
     transitions.leave_attempt(tx, before, step, now)
-    superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
-    run_details.supersede_checkpoints(tx, run.id, step, run.attempt)
+    superseded = observations.supersede(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
     return superseded
 

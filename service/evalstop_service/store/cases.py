@@ -18,7 +18,7 @@ from msgspec import structs
 
 from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment, read_run_outcome
-from evalstop_service.store.database import Transaction, find_one, find_page, match_given
+from evalstop_service.store.database import Transaction, append_row, find_one, find_page, match_given
 from evalstop_service.store.tables import case_calls, cases, outcomes
 from evalstop_service.store.tables.columns import columns_of
 from evalstop_service.store.tables.decisions import COUNTED_BY
@@ -252,10 +252,7 @@ def count_calls(
 
 def add_outcome(tx: Transaction, run_id: UUID, attempt: int, outcome: Outcome) -> None:
     """Append an outcome; the run is locked in this transaction."""
-    last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0))
-    last = last.where(outcomes.c.run_id == run_id, outcomes.c.attempt == attempt)
-    key = {"run_id": run_id, "attempt": attempt, "sequence": last.scalar_subquery() + 1}
-    tx.execute(outcomes.insert().values(vars(outcome) | key))
+    append_row(tx, outcomes, {"run_id": run_id, "attempt": attempt}, vars(outcome))
 
 
 def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:

@@ -271,6 +271,13 @@ def insert_if_new(
     return tx.execute(statement.returning(sa.literal_column("1")), values).first() is not None
 
 
+def append_row(tx: Transaction, table: sa.Table, key: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Insert a row with the next `sequence` of its key, whose writers exclude each other by a lock."""
+    of_key = (table.c[name] == value for name, value in key.items())
+    last = sa.select(sa.func.coalesce(sa.func.max(table.c.sequence), 0)).where(*of_key)
+    tx.execute(table.insert().values({**values, **key, "sequence": last.scalar_subquery() + 1}))
+
+
 def save_row(tx: Transaction, table: sa.Table, values: dict[str, Any]) -> None:
     """Insert a row, or change the one with its primary key to these values."""
     insert, key = _insert(tx, table), [column.name for column in table.primary_key]

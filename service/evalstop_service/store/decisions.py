@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record
 from evalstop_service.errors import require
 from evalstop_service.store import projects, runs
-from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given
+from evalstop_service.store.database import Transaction, append_row, find_all, find_one, find_page, match_given
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions
@@ -64,9 +64,8 @@ def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decis
 
 def add_change(tx: Transaction, run_id: UUID, decision_id: UUID, entry: Record, now: datetime) -> None:
     """Append to the history of a decision that this transaction changed or created."""
-    row = {"run_id": run_id, "decision_id": decision_id, "at": now}
-    row |= {"state": entry.state, "actor": entry.actor, "reason": entry.reason, "details": entry.details}
-    tx.execute(_ADD_CHANGE, row | {"of_run": run_id, "of_id": decision_id})
+    values = {"state": entry.state, "actor": entry.actor, "reason": entry.reason, "details": entry.details, "at": now}
+    append_row(tx, decision_changes, {"run_id": run_id, "decision_id": decision_id}, values)
 
 
 def list_unsent_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
@@ -184,14 +183,6 @@ _MOVE = decisions.update().where(
 )
 
 _CHANGES = decision_changes.c
-
-_LAST_SEQUENCE = (
-    sa.select(sa.func.coalesce(sa.func.max(_CHANGES.sequence), 0))
-    .where(_CHANGES.run_id == sa.bindparam("of_run"), _CHANGES.decision_id == sa.bindparam("of_id"))
-    .scalar_subquery()
-)
-
-_ADD_CHANGE = decision_changes.insert().values(sequence=_LAST_SEQUENCE + 1).inline()
 
 _LOAD_CHANGES = (
     sa.select(_CHANGES.decision_id, *columns_of(decision_changes, DecisionChange))

@@ -59,13 +59,6 @@ def list_running_groups(tx: Transaction) -> list[Group]:
     return find_all(tx, Group, sa.select(groups).where(runs_now).order_by(groups.c.project_id, groups.c.name))
 
 
-def list_run_ids(tx: Transaction, project_id: UUID, name: str, limit: int) -> list[UUID]:
-    """The newest runs of a group."""
-    table = run_descriptions.c
-    query = sa.select(table.run_id).where(table.project_id == project_id, table.group == name)
-    return list(tx.execute(query.order_by(table.run_id.desc()).limit(limit)).scalars())
-
-
 def count_siblings(tx: Transaction, project_id: UUID, name: str, but_for: UUID) -> tuple[int, int, int]:
     """How many other runs of a group run, how many of these are to be stopped or parked, and how many completed."""
     of_attempt = (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt) & sa.text(ENDS_ATTEMPT)

@@ -21,7 +21,7 @@ from evalstop_service.domain.fields import doc
 from evalstop_service.store import runs
 from evalstop_service.store.database import HAS_CITUS, Transaction
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import LIVE, observations
+from evalstop_service.store.tables import LIVE, checkpoints, observations
 from evalstop_service.store.tables.columns import Real, columns_of
 from evalstop_service.store.tables.runs import StoredObservation as StoredObservation
 
@@ -164,12 +164,13 @@ def count_finite(tx: Transaction, run_id: UUID, metric: str, attempt: int) -> in
     return tx.execute(query).scalar_one()
 
 
-def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
-    """Mark the live observations after a step as superseded; returns their number."""
-    query = observations.update().where(
-        observations.c.run_id == run_id, observations.c.step > after_step, observations.c.superseded_by == LIVE
-    )
-    return tx.execute(query.values(superseded_by=by_attempt)).rowcount
+def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
+    """Mark the live checkpoints and observations after a step as superseded; returns the number of observations."""
+    marked = 0
+    for table in (checkpoints, observations):
+        is_after = (table.c.run_id == run_id, table.c.step > after_step, table.c.superseded_by == LIVE)
+        marked = tx.execute(table.update().where(*is_after).values(superseded_by=by_attempt)).rowcount
+    return marked
 
 
 def replace_series(

@@ -11,7 +11,7 @@ from evalstop_service.domain.project_settings import ProjectSettings
 from evalstop_service.domain.statuses import Treatment
 from evalstop_service.store.cases import IS_FLAGGED, CaseCount, CaseFilter, filter_cases, key_columns
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given, save_row
-from evalstop_service.store.tables import cases, rollout_stages, runs
+from evalstop_service.store.tables import cases, rollout_stages
 from evalstop_service.store.tables.projects import RolloutStage as RolloutStage
 
 
@@ -45,13 +45,6 @@ def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
 def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
     """Delete a policy's rollout stage, so that only its runs' mode counts; False if there was none."""
     return tx.execute(rollout_stages.delete().where(*_of(project_id, policy_name))).rowcount > 0
-
-
-def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
-    """The most recently opened run with any version of a policy."""
-    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.policy_name == policy_name)
-    run_id: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
-    return run_id
 
 
 def count_towards_stage(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
+from evalstop_service.store.database import Transaction, append_row, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import (
     LIVE,
@@ -79,19 +79,9 @@ def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, lis
     return by_run
 
 
-def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
-    """Mark the live checkpoints after a step as superseded."""
-    query = checkpoints.update().where(
-        checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
-    )
-    tx.execute(query.values(superseded_by=by_attempt))
-
-
 def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, now: datetime) -> None:
     """Append a change; the run is locked in this transaction."""
-    last = sa.select(sa.func.coalesce(sa.func.max(verdicts.c.sequence), 0)).where(verdicts.c.run_id == run_id)
-    sequence = last.scalar_subquery() + 1
-    tx.execute(verdicts.insert().values(run_id=run_id, sequence=sequence, attempt=attempt, verdict=verdict, at=now))
+    append_row(tx, verdicts, {"run_id": run_id}, {"attempt": attempt, "verdict": verdict, "at": now})
 
 
 def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool:
@@ -159,9 +149,6 @@ def list_open_requests(
 
 _ALL = sa.select(*columns_of(eval_requests, EvalRequest))
 
-NEWEST_POSTS = 2000
-"""How many of the newest values of each metric are used for the times of posts."""
-
 
 def start_checks(
     tx: Transaction,
@@ -191,28 +178,17 @@ def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHea
     return {health.run_id: health for health in find_all(tx, RunHealth, query)}
 
 
-_KEPT_BY_CHECKS = ("run_id", "heartbeat_at")
-
-
 def save_health(tx: Transaction, health: RunHealth) -> None:
     """Store the result of checking a run, which is locked; heartbeats are left unchanged."""
-    values = {name: value for name, value in vars(health).items() if name not in _KEPT_BY_CHECKS}
+    values = {name: value for name, value in vars(health).items() if name not in ("run_id", "heartbeat_at")}
     tx.execute(run_health.update().where(run_health.c.run_id == health.run_id).values(values))
 
 
-class DueCheck(NamedTuple):
-    """A run to check."""
-
-    run_id: UUID
-    project_id: UUID
-
-
-def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[DueCheck]:
+def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
     """Up to `limit` runs to check now, longest due first, whose health is locked until the transaction ends; rows that
     another transaction has locked are skipped."""
-    due = sa.select(run_health.c.run_id, run_health.c.project_id).where(run_health.c.next_check_at <= now)
-    query = due.order_by(run_health.c.next_check_at).limit(limit).with_for_update(skip_locked=True)
-    return [DueCheck(*row) for row in tx.execute(query)]
+    query = sa.select(run_health).where(run_health.c.next_check_at <= now).order_by(run_health.c.next_check_at)
+    return find_all(tx, RunHealth, query.limit(limit).with_for_update(skip_locked=True))
 
 
 def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]) -> None:
@@ -226,16 +202,12 @@ def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]
         tx.execute(later, [{"run": run_id, "at": at} for run_id, at in next_checks.items()])
 
 
-def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
-    """For each watched metric the times of its newest values, as `health.measure_cadence` takes them."""
-    newest = (_select_newest(run, metric, NEWEST_POSTS) for metric in run.metrics)
-    return [list(tx.execute(query.with_only_columns(observations.c.received_at)).scalars()) for query in newest]
-
-
-def load_readings(tx: Transaction, series: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
+def load_readings(
+    tx: Transaction, series: Sequence[tuple[Run, str]], most: int = NEWEST
+) -> dict[tuple[UUID, str], list[Reading]]:
     """The newest readings of these metrics of runs, each by ascending step."""
     return {
-        (run.id, metric): [Reading(*row) for row in tx.execute(_select_newest(run, metric, NEWEST))][::-1]
+        (run.id, metric): [Reading(*row) for row in tx.execute(_select_newest(run, metric, most))][::-1]
         for run, metric in series
     }
 

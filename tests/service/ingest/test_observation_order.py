@@ -266,7 +266,7 @@ def test_series_read_together_equal_single_reads(
         insert_observations(
             tx, [(runs[run].id, PostedObservation(name, step, value)) for (run, name, step), value in cells.items()]
         )
-        observations.supersede_observations(tx, runs[0].id, superseded, 2)
+        observations.supersede(tx, runs[0].id, superseded, 2)
     with project.database.reading() as tx:
         requested = {(runs[index].id, metric): step for (index, metric), step in wanted.items()}
         together = observations.load_together(tx, requested, limit)

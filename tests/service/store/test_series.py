@@ -66,7 +66,7 @@ def test_superseded_observations_are_left_out(project: ProjectFixture, run: Run)
     """After a resume, superseded observations no longer count, and those that replace them do."""
     with project.database.transaction() as tx:
         runs.lock_runs(tx, [run.id])
-        assert observations.supersede_observations(tx, run.id, 1_000, 2) > 0
+        assert observations.supersede(tx, run.id, 1_000, 2) > 0
         again = [PostedObservation("loss", step, 3e9) for step in range(1_001, 1_011)]
         insert_observations(tx, [(run.id, observation) for observation in again])
     check_buckets(project, run, 50)
