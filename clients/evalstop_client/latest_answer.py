@@ -42,10 +42,6 @@ class Decision:
     def __str__(self) -> str:
         return self.state
 
-    @classmethod
-    def from_json(cls, fields: Json) -> Decision:
-        return cls(fields["id"], fields["state"], fields["state_reason"], tuple(fields["guard_kinds"]))
-
 
 EXPLOIT_DECISION = "EVALSTOP_EXPLOIT_DECISION"
 """The variable with the id of the decision for which a receiver has started a trainer again."""
@@ -113,5 +109,6 @@ def find_verdict(latest: Json) -> Verdict | None:
 
 def find_decision(latest: Json) -> Decision | None:
     """The decision in the service's answers about a run; None without one."""
-    fields = latest.get("decision")
-    return Decision.from_json(fields) if fields else None
+    if not (fields := latest.get("decision")):
+        return None
+    return Decision(fields["id"], fields["state"], fields["state_reason"], tuple(fields["guard_kinds"]))

@@ -105,9 +105,6 @@ def _format_cell(value: object) -> str:
 
 Outcome = Literal["right", "wrong", "unknown"]
 
-LAST_ATTEMPT = 999_999_999
-"""In a cursor after a step: everything observed at that step was read."""
-
 
 class ObservationRecord(Record):
     """A value of a metric, with the fields of `columns`. `superseded_by`: the attempt that superseded it; None while it
@@ -184,9 +181,7 @@ class RunRecord(Record):
         """The metric with the role eval, `evalstop/score` if there are several; None if there is none."""
         return find_eval(self.metrics)
 
-    def history(
-        self, metric: str | None = None, *, after_step: int | None = None, superseded: bool = False
-    ) -> Table[ObservationRecord]:
+    def history(self, metric: str | None = None, *, superseded: bool = False) -> Table[ObservationRecord]:
         """The observations of a metric by step, by default those of the eval.
 
         `superseded`: include those of earlier attempts that a resume superseded.
@@ -195,16 +190,11 @@ class RunRecord(Record):
         path = f"/runs/{self.id}/observations"
 
         def fetch() -> Iterator[ObservationRecord]:
-            cursor = f"{after_step}.{LAST_ATTEMPT}" if after_step is not None else None
-            items = self._connection.pages(path, {"metric": name, "cursor": cursor}, page=1000) if name else ()
+            items = self._connection.pages(path, {"metric": name}, page=1000) if name else ()
             records = (ObservationRecord(item, self._connection) for item in items)
             return (record for record in records if superseded or record.superseded_by is None)
 
         return Table(fetch)
-
-    def refresh(self) -> RunRecord:
-        """The run as it is now."""
-        return RunRecord(self._connection.get(f"/runs/{self.id}"), self._connection)
 
     def stop(self, reason: str) -> RunRecord:
         """Stop the run now, regardless of policy and mode."""

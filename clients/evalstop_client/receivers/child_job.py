@@ -22,10 +22,8 @@ from pathlib import Path
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable
 from evalstop_client.latest_answer import EXPLOIT_DECISION, Exploit
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
-from evalstop_client.receivers.stop.processes import set_process_attribute
+from evalstop_client.receivers.stop.job_control import Gone, Job, JobControl, Parked, Present, StopRequest
 
-PR_SET_CHILD_SUBREAPER = 36
 DEAD_STATES = ("Z", "X", "x")
 
 
@@ -38,11 +36,6 @@ class Process:
     group: int
     state: str
     started: str = ""  # in clock ticks since the machine's start; "" from `ps`
-
-
-def adopt_orphans() -> bool:
-    """Make this process the parent of every descendant whose parent dies; False if that is not possible."""
-    return set_process_attribute(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def find_living_processes(group: int, ancestor: int) -> list[Process]:
@@ -177,10 +170,10 @@ class ProcessJobControl(JobControl):
         """Whether the job is parked or being parked."""
         return self._parked
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         """This receiver's job, if the run has its label; to be stopped, a parked job is one that has ended."""
         if request.labels.get(LABEL) != self._receiver_id:
-            return ForeignJob()
+            return None
         if request.ends == "process":
             return self._find_part(request.labels.get("process_id", ""))
         if not request.parks:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import Done, copy_environment
 from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import (
@@ -118,10 +118,10 @@ class CommandJobControl(JobControl):
         self._patterns = patterns or {}
         self._command_seconds = command_seconds
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         """Check the labels that the commands need; runs nothing."""
         if any(request.labels.get(name) != value for name, value in self._own_labels.items()):
-            return ForeignJob()
+            return None
         for name, pattern in self._patterns.items():
             if not pattern.fullmatch(request.labels.get(name, "")):
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")

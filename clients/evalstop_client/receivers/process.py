@@ -18,10 +18,10 @@ from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import scheduler_labels
-from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl, adopt_orphans
+from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl
 from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
+from evalstop_client.receivers.stop.processes import POLL_SECONDS, adopt_orphans, copy_environment, forbid_tracing
 from evalstop_client.receivers.stop.receiver import (
     add_seconds,
     add_service_options,

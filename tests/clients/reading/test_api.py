@@ -44,7 +44,7 @@ def test_runs_are_filtered(project: Project) -> None:
     )
     assert [run.name for run in api.runs(tags="rl")] == ["falls"]
     assert [list(api.runs(**other_filter)) for other_filter in other_filters] == [[]] * len(other_filters)
-    assert api.run("falls").id == api.run(run.id).id == run.refresh().id
+    assert api.run("falls").id == api.run(run.id).id == run.id
 
 
 def test_pages_are_fetched_as_needed(project: Project) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import Gone, Job, JobControl, Parked, Present, StopRequest
 
 UNAVAILABLE = SchedulerUnavailable("it is being restarted")
 
@@ -39,13 +39,13 @@ class FakeScheduler(JobControl):
     def others_wait(self, job: Job, parked: Collection[Job]) -> bool:
         return self.has_others_waiting
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         self.requests.append(request)
         self.may_answer.wait(20)
         self._raise_error()
         if self.refusal is not None:
             raise RequestRefused(self.refusal)
-        return Job("7", {"user": "ann"}) if self.is_mine else ForeignJob()
+        return Job("7", {"user": "ann"}) if self.is_mine else None
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         self._record("request_checkpoint")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import Gone, Job, JobControl, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver
@@ -58,12 +58,12 @@ class FakeCluster(JobControl):
     name: str = "fake cluster"
     part: str | None = None
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         with self.lock:
             self._fail_at_random()
             name = request.labels.get("job_id", "")
             if name not in self.jobs:
-                return ForeignJob()
+                return None
             self.jobs[name].found_at = self.jobs[name].found_at or time.time()
             return Job(name)
 

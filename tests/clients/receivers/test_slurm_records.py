@@ -16,7 +16,6 @@ from evalstop_client.receivers.slurm.commands import (
 from evalstop_client.receivers.slurm.control import SlurmJobControl
 from evalstop_client.receivers.stop.job_control import (
     CheckpointSignal,
-    ForeignJob,
     Gone,
     Job,
     Present,
@@ -32,12 +31,11 @@ from tests.clients.receivers.conformance import find_job, make_stop_request
 )
 def test_squeue_line_is_parsed(status: str, exit_code: int, signal: int | None) -> None:
     """An array task that was killed or has failed, as squeue prints it; 26.05 splits the status, 22.05 does not."""
-    line = f"11|6|1|N/A|CANCELLED|root|gpu|0|{status}|2026-11-21T16:19:12|None|"
+    line = f"11|6|1|N/A|CANCELLED|root|gpu|0|{status}|None|"
     record = parse_squeue(line)
     assert (record.name, record.state) == ("6_1", "CANCELLED")
     report = summarize_end([record])
     assert (report["exit_code"], report["signal"]) == (exit_code, signal)
-    assert report["ended_at"].endswith("Z")
 
 
 def test_array_task_name_includes_its_index() -> None:
@@ -107,7 +105,7 @@ def test_unknown_job_is_no_proof(slurm_commands: Path) -> None:
     job_control = make_job_control(slurm_commands)
     with pytest.raises(RequestRefused, match="cannot be confirmed"):
         job_control.find_job(make_stop_request(LABELS))
-    assert isinstance(job_control.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
+    assert job_control.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})) is None
 
 
 @pytest.mark.parametrize("trouble", ["Unable to contact slurm controller (connect failure)", "Socket timed out", ""])

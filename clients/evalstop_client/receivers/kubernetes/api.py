@@ -7,7 +7,6 @@ types, and does not cover kinds that are not part of Kubernetes itself.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import ssl
@@ -92,14 +91,6 @@ def load_access(options: argparse.Namespace) -> Access:
     return inside
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The objects, and the API server's time."""
-
-    items: list[Object]
-    at: datetime
-
-
 class Api:
     """Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""
 
@@ -117,16 +108,16 @@ class Api:
         response = self._request_object("get", kind, namespace, name)
         return None if response is None else _read_object(response, "get", kind)
 
-    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> Listing:
-        """All objects with these labels and fields, as they are now, not from a cache; of all namespaces if it is
-        empty."""
+    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[list[Object], datetime]:
+        """All objects with these labels and fields, as they are now, not from a cache, and the API server's time; of
+        all namespaces if it is empty."""
         params = {"labelSelector": selector, "fieldSelector": fields}
         response = self._request_object("list", kind, namespace, params=params)
         if response is None:
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
         date = response.headers.get("date")
         items = _read_object(response, "list", kind).get("items")
-        return Listing(list(items or []), parsedate_to_datetime(date) if date else datetime.now(UTC))
+        return list(items or []), parsedate_to_datetime(date) if date else datetime.now(UTC)
 
     def merge(self, kind: Kind, item: Object, change: Object) -> Object | None:
         """Change these fields of an object that was read; returns it as it is then, None if it is gone.
@@ -171,8 +162,7 @@ class Api:
         """The answer; None if there is no such object, or another one than is to be deleted."""
         root, where = "/apis" if kind.group else "/api", f"/namespaces/{namespace}" if namespace else ""
         path = f"{root}/{self._find_version(kind)}{where}/{kind.resource}" + (f"/{name}" if name else "")
-        media_type = MERGE_PATCH if verb == "patch" else "application/json"
-        response = self._send_request(METHODS[verb], path, params, body, media_type)
+        response = self._send_request(METHODS[verb], path, params, body)
         if response.is_success:
             return response
         status, message = response.status_code, _describe_response(response)
@@ -221,20 +211,14 @@ class Api:
         return object_in(response) or {}
 
     def _send_request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        media_type: str = "application/json",
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Object | None = None
     ) -> httpx.Response:
         token = self._access.token()
-        headers = {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        content = None if body is None else json.dumps(body).encode()
-        if content is not None:
-            headers["content-type"] = media_type
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        if method == "PATCH":
+            headers["content-type"] = MERGE_PATCH
         try:
-            return self._client.request(method, path, params=params, headers=headers, content=content)
+            return self._client.request(method, path, params=params, headers=headers, json=body)
         except (httpx.HTTPError, OSError) as error:
             raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 

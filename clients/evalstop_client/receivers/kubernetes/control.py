@@ -30,7 +30,6 @@ from evalstop_client.receivers.kubernetes.workloads import (
     summarize_pods,
 )
 from evalstop_client.receivers.stop.job_control import (
-    ForeignJob,
     Gone,
     Job,
     JobControl,
@@ -72,13 +71,13 @@ class KubernetesJobControl(JobControl):
         self._pods: dict[str, SeenPods] = {}
         self._changing = threading.Lock()
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         """The topmost workload above the object that the run's labels name, if its namespace is allowed."""
         labels = request.labels
         if not labels.get("kubernetes_name"):
-            return ForeignJob()
+            return None
         if self._cluster is not None and labels.get("kubernetes_cluster") != self._cluster:
-            return ForeignJob()
+            return None
         kind, namespace, name, uid = read_labels(labels, self._namespaces)
         item = self._api.get(kind, namespace, name)
         if item is None:  # it may have been replaced within a higher workload, which may still exist
@@ -168,7 +167,7 @@ class KubernetesJobControl(JobControl):
         fields = "status.phase=Pending,spec.nodeName=" if kind is POD else ""
         for namespace in [""] if is_granted else sorted(self._namespaces or [job.facts["namespace"]]):
             try:
-                yield from self._api.list(kind, namespace, "", fields).items
+                yield from self._api.list(kind, namespace, "", fields)[0]
             except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
                 if kind is POD:
                     raise

@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 from evalstop_client.errors import RequestRefused
-from evalstop_client.observations import format_time
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import (
     BY_NAME,
@@ -91,7 +90,7 @@ def find_successor(api: Api, job: Job) -> str | None:
         return None
     kind, namespace = BY_NAME[job.facts["kind"]], job.facts["namespace"]
     candidates = [(kind, api.get(kind, namespace, job.facts["name"]))]
-    for pod in api.list(POD, namespace, "").items:
+    for pod in api.list(POD, namespace, "")[0]:
         created_at = parse_time(pod["metadata"].get("creationTimestamp"))
         is_new = created_at is not None and created_at >= datetime.fromisoformat(job.facts["found_at"])
         if is_new and parse_pod(pod).holds and digest_containers(pod["spec"]) == job.facts["containers"]:
@@ -155,7 +154,7 @@ class Suspension:
         if not (has_queue or self._may_be_queued):
             return []
         try:
-            queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+            queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}")[0]
         except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
             if has_queue:
                 raise
@@ -253,10 +252,8 @@ def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
     pods = sorted(pods, key=lambda pod: pod.name)
     ends = [end for pod in pods for end in pod.ends]
     codes = [int(end.get("exitCode", 0)) for end in ends]
-    times = [time for end in ends if (time := parse_time(end.get("finishedAt"))) is not None]
     return {
         "exit_code": next((code for code in codes if code), 0) if codes else None,
-        "ended_at": format_time(max(times)) if times else None,
         "pods_total": len(pods),
     }
 
@@ -318,8 +315,8 @@ class SeenPods:
 
     def list(self) -> datetime:
         """List all pods; returns the API server's time."""
-        listing = self._api.list(POD, self._namespace, self.selector)
-        present = {pod.uid: pod for pod in map(parse_pod, listing.items)}
+        items, now = self._api.list(POD, self._namespace, self.selector)
+        present = {pod.uid: pod for pod in map(parse_pod, items)}
         missed = {uid: replace(pod, is_there=False) for uid, pod in self._pods_by_uid.items() if uid not in present}
         self._pods_by_uid = missed | present
-        return listing.at
+        return now

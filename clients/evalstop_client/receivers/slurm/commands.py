@@ -6,11 +6,9 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop.processes import Done, run
 
 ENDED = frozenset(
@@ -45,7 +43,6 @@ class Record:
     het_job_id: str = ""
     reason: str = ""
     exit_code: int | None = None  # as from wait(): the exit code times 256, plus the signal
-    ended_at: datetime | None = None
     restarts: int = 0
 
     @property
@@ -72,12 +69,8 @@ def select_job(records: Iterable[Record], job_id: str) -> list[Record]:
 def summarize_end(records: Iterable[Record]) -> dict[str, Any]:
     """The details of a job's end for the report."""
     records = list(records)
-    ends = [record.ended_at for record in records if record.ended_at is not None]
     first = records[0]
-    facts: dict[str, Any] = {
-        "scheduler_state": first.state,
-        "ended_at": format_time(max(ends)) if ends else None,
-    }
+    facts: dict[str, Any] = {"scheduler_state": first.state}
     if first.exit_code is not None:
         facts |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
     return facts
@@ -98,7 +91,6 @@ def parse_squeue(line: str) -> Record:
         het_job_id=fields["HetJobID"],
         reason=fields["Reason"],
         exit_code=parse_exit_code(fields["exit_code"]),
-        ended_at=_parse_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
         restarts=_parse_number(fields["RestartCnt"]),
     )
 
@@ -122,7 +114,6 @@ FIELDS = (
     "Partition",
     "RestartCnt",
     "exit_code",
-    "EndTime",
     "Reason",
 )
 SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
@@ -130,14 +121,6 @@ SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
 
 def _parse_number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _parse_local_time(text: str) -> datetime | None:
-    """A local time; Slurm's commands write it without an offset."""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return None
 
 
 TIMEOUT_SECONDS = 30.0

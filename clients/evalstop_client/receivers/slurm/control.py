@@ -19,7 +19,6 @@ from evalstop_client.errors import ConfigurationError, RequestRefused, Scheduler
 from evalstop_client.receivers.slurm.commands import ENDED, WAITING, Programs, Record, select_job, summarize_end
 from evalstop_client.receivers.stop.job_control import (
     CheckpointSignal,
-    ForeignJob,
     Gone,
     Job,
     JobControl,
@@ -65,12 +64,12 @@ class SlurmJobControl(JobControl):
         self._partitions = partitions
         self._default_signal = default_signal
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+    def find_job(self, request: StopRequest) -> Job | None:
         """The job that the run's labels name, if it is in this cluster and allowed."""
         labels = request.labels
         job_id, cluster = labels.get("slurm_job_id", ""), labels.get("slurm_cluster", "")
         if not job_id or cluster != self._programs.name():
-            return ForeignJob()
+            return None
         if not JOB_ID.fullmatch(job_id):
             raise RequestRefused(f"label slurm_job_id is {job_id[:40]!r}, which is not a job id")
         facts = {"cluster": cluster, "job_id": job_id}

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from evalstop_client.config import replace_controls
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop import state_machine as machine
-from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobControl, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import Job, JobControl, Present, StopRequest
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.state_machine import (
     Event,
@@ -191,8 +191,8 @@ class StopExecution:
             # Other runs of the job go on: only who can end a part of it may act.
             may_act = self._request.ends in ("job", job_control.part)
             request = replace(self._request, was_parked=self._stop.was_parked)
-            found = job_control.find_job(request) if may_act else ForeignJob()
-            return machine.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
+            found = job_control.find_job(request) if may_act else None
+            return machine.JobForeign(clock()) if found is None else self._check_found_job(found)
         match action:
             case JobAction.REQUEST_CHECKPOINT:
                 newest = self._context.reports.newest_checkpoint(self._request)

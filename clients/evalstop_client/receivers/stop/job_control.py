@@ -44,9 +44,7 @@ class StopRequest:
     @property
     def ends(self) -> str:
         """`job`, or what alone may end because other runs of the job go on: `step` or `process`."""
-        data = self.event.get("data")
-        job = data.get("job") if isinstance(data, Mapping) else None
-        return str(job.get("ends", "job")) if isinstance(job, Mapping) else "job"
+        return str((self.event["data"].get("job") or {}).get("ends", "job"))
 
     @property
     def explanation(self) -> str:
@@ -102,11 +100,6 @@ class Parked:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ForeignJob:
-    """The job belongs to another receiver: do and report nothing."""
-
-
 class JobControl(Protocol):
     """Controls jobs of one scheduler. What only some schedulers can do has a default.
 
@@ -118,8 +111,9 @@ class JobControl(Protocol):
     part: str | None = None
     """What it can end of a job that goes on, as in `StopRequest.ends`; None: only whole jobs."""
 
-    def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """Find the job by the run's labels; RequestRefused if it may not be stopped."""
+    def find_job(self, request: StopRequest) -> Job | None:
+        """Find the job by the run's labels; None if it is another receiver's. RequestRefused if it may not be
+        stopped."""
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Make the job save a checkpoint and continue; False if this job has no way to request one."""

@@ -24,18 +24,20 @@ def exit_on_signals() -> None:
         signal.signal(number, lambda *_: sys.exit())
 
 
-PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
-def forbid_tracing() -> bool:
-    """Prevent processes of the same user from reading this one's memory and environment; False if not possible.
-
-    It ends with the next exec, so that jobs can still be traced.
-    """
-    return set_process_attribute(PR_SET_DUMPABLE, 0)
+def forbid_tracing() -> None:
+    """Prevent processes of the same user from reading this one's memory and environment, until the next exec."""
+    _set_process_attribute(PR_SET_DUMPABLE, 0)
 
 
-def set_process_attribute(option: int, value: int) -> bool:
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose parent dies; False if that is not possible."""
+    return _set_process_attribute(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _set_process_attribute(option: int, value: int) -> bool:
     """Call prctl(2), which only Linux has; False if it is not possible."""
     if sys.platform != "linux":
         return False

@@ -18,7 +18,7 @@ from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.kubernetes.api import Access, Api
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, Unproven
+from evalstop_client.receivers.stop.job_control import Gone, Job, Present, Unproven
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
@@ -64,7 +64,7 @@ class FoundJob:
     job_control: KubernetesJobControl
     found: Job
 
-    def find(self) -> Job | ForeignJob:
+    def find(self) -> Job | None:
         return self.job_control.find_job(make_stop_request(self.labels))
 
     def cancel(self, decision_id: str = "decision-1") -> None:

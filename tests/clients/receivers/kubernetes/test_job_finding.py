@@ -6,7 +6,7 @@ import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD, RAY_JOB
-from evalstop_client.receivers.stop.job_control import ForeignJob, Job, Present
+from evalstop_client.receivers.stop.job_control import Job, Present
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
@@ -46,8 +46,8 @@ def test_runs_of_other_clusters_are_foreign(kubernetes: KubernetesCluster) -> No
     """A receiver with a cluster name ignores runs with another name, or none."""
     labels = kubernetes.get_run_labels(kubernetes.start_workload())
     job_control = kubernetes.job_control(cluster="lab-1")
-    assert isinstance(job_control.find_job(make_stop_request(labels)), ForeignJob)
-    assert isinstance(job_control.find_job(make_stop_request({**labels, "kubernetes_cluster": "lab-2"})), ForeignJob)
+    assert job_control.find_job(make_stop_request(labels)) is None
+    assert job_control.find_job(make_stop_request({**labels, "kubernetes_cluster": "lab-2"})) is None
     assert isinstance(job_control.find_job(make_stop_request({**labels, "kubernetes_cluster": "lab-1"})), Job)
 
 
