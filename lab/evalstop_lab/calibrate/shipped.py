@@ -6,10 +6,8 @@ whether the detector has changed since, and the command that prints everything e
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from evalstop_detectors import DETECTORS, Detector
 from evalstop_detectors.policy import shipped
 from evalstop_detectors.policy.calibration import SHIPPED_FILE
 
-from evalstop_lab.arguments import positive_number
 from evalstop_lab.calibrate.command import calibrate_on_worlds
 
 _RATES = (0.01, 0.05, 0.1)
@@ -43,25 +40,16 @@ def write_calibrations(path: Path, calibrations: Iterable[dict[str, Any]]) -> No
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def run_calibration(name: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
-    """What is shipped of a calibration on simulated runs."""
-    detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
-    calibration = calibrate_on_worlds(detector, rates, runs, joblib.cpu_count(), params)
-    levels = [{key: level[key] for key in ("rate", "threshold")} for level in calibration["thresholds"]]
-    return calibration | {"thresholds": levels}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Calibrate and write the file; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--runs", type=positive_number, default=10_000, help="number of runs (default: 10000)")
-    parser.add_argument("--output", type=Path, default=Path(str(SHIPPED_FILE)), metavar="FILE", help="file to write")
-    args = parser.parse_args(arguments)
-    risks = collect_risks(shipped.DOCUMENTS)
-    calibrations = [run_calibration(detector, params, rates, args.runs) for (detector, params), rates in risks.items()]
-    write_calibrations(args.output, calibrations)
-    return 0
+def main(path: Path = Path(str(SHIPPED_FILE)), runs: int = 10_000) -> None:
+    """Calibrate on this many simulated runs, and write what is shipped of it."""
+    calibrations = []
+    for (name, params), rates in collect_risks(shipped.DOCUMENTS).items():
+        detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
+        calibration = calibrate_on_worlds(detector, rates, runs, joblib.cpu_count(), params)
+        levels = [{key: level[key] for key in ("rate", "threshold")} for level in calibration["thresholds"]]
+        calibrations.append(calibration | {"thresholds": levels})
+    write_calibrations(path, calibrations)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,7 +7,7 @@ that differ in one number are compared in pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Setting:
     """
 
     jobs: int = 1500
-    gpus: int = 64
+    cluster: Cluster = field(default_factory=Cluster)
     load: float = 0.86
     duration_sd: float = 0.8
     estimate_sd: float = 0.4
@@ -58,12 +58,7 @@ class Setting:
     gain: float = 0.6
     start: float = 0.2
     loss_noise: float = 0.05
-    restore_hours: float = 0.1
     measured: tuple[float, float] = (0.2, 0.9)
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(self.gpus, self.restore_hours)
 
 
 PAPER = Setting()
@@ -129,7 +124,7 @@ def _compute_gap_hours(setting: Setting) -> float:
         item.share / shares * item.median_hours * sum(size * part for size, part in item.sizes)
         for item in OFFERED.values()
     ) * np.exp(setting.duration_sd**2 / 2)
-    return float(gpu_hours / (setting.gpus * setting.load))
+    return float(gpu_hours / (setting.cluster.gpus * setting.load))
 
 
 def _draw_sizes(kinds: Sequence[Kind], uniform: Floats) -> Integers:

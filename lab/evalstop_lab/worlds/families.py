@@ -30,7 +30,7 @@ from evalstop_lab.worlds.shapes import (
     u_shape,
     v_shape,
 )
-from evalstop_lab.worlds.truth import Floats, Label
+from evalstop_lab.worlds.truth import Floats
 
 Draw = Callable[[Generator, Floats], Curve]
 
@@ -44,16 +44,11 @@ class Group(StrEnum):
     DIP = "dip"
     HACKING = "hacking"
 
-    @property
-    def label(self) -> Label:
-        return Label.HACKING if self is Group.HACKING else Label.HEALTHY
-
 
 @dataclass(frozen=True)
 class Family:
     """Draws noiseless curves, all of one label."""
 
-    name: str
     group: Group
     draw: Draw
 
@@ -68,8 +63,7 @@ def family(group: Group) -> Callable[[Draw], Draw]:
     """Add a function `draw_<name>` to the families, in the order of this module, which the suites depend on."""
 
     def add(draw: Draw) -> Draw:
-        name = draw.__name__.removeprefix("draw_")
-        FAMILIES[name] = Family(name, group, draw)
+        FAMILIES[draw.__name__.removeprefix("draw_")] = Family(group, draw)
         return draw
 
     return add

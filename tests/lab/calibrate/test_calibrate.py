@@ -186,9 +186,9 @@ def test_calibrations_are_current(item: dict[str, Any]) -> None:
     assert highest == pytest.approx(stored, rel=1e-5), f"{detector.name} has changed, {remedy}"
 
 
-def test_program_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_writes_the_file(tmp_path: Path) -> None:
     """The written file has the detectors, seeds and commands of the calibrations."""
-    assert write_shipped(["--runs", "40", "--output", str(tmp_path / "calibrations.json")]) == 0
+    write_shipped(tmp_path / "calibrations.json", runs=40)
     shipped = json.loads((tmp_path / "calibrations.json").read_text(encoding="utf-8"))
     expected = ["posterior", "focus", "river_drift", "divergence", "gao_fit"]
     assert [item["detector"] for item in shipped] == expected

@@ -67,7 +67,7 @@ def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
     fallen = (peaks - hidden.eval_scores[:, -1]) / setting.gain
     assert (fallen[~hidden.hacking] < 0.1).all()
     assert (fallen[hidden.hacking] > 0.0).all()
-    load = (workload.hours * workload.gpus).sum() / workload.submitted[-1] / setting.gpus
+    load = (workload.hours * workload.gpus).sum() / workload.submitted[-1] / setting.cluster.gpus
     assert load == pytest.approx(setting.load, rel=0.1)
 
 
