@@ -122,7 +122,7 @@ def _list_choices(tx: Transaction, decision: Decision, project: Project, now: da
         Choice.WAIT_AN_HOUR: Postponed(now, "", "", decision.due_at + HOUR),
         Choice.WAIT_UNTIL_MORNING: Postponed(now, "", "", find_morning(decision.due_at, zone)),
     }
-    allowed = transitions.list_allowed(tx, project, decision, offered.values())
+    allowed = transitions.list_allowed(tx, decision, offered.values())
     return {
         choice: command.until if isinstance(command, Postponed) else now
         for choice, command in offered.items()

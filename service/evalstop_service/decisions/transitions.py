@@ -247,27 +247,22 @@ def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, ob
     return {"ends": ends, "other_runs": [other.name for other in spared[: guards.SHOWN_RUNS]]}
 
 
-def list_allowed(tx: Transaction, project: Project, decision: Decision, events: Iterable[Event]) -> list[Event]:
+def list_allowed(tx: Transaction, decision: Decision, events: Iterable[Event]) -> list[Event]:
     """Those of these events that would change a decision."""
     listed = list(events)
     lifecycle = _load_history(tx, decision, *listed)
-    timeouts = choose_timeouts(project)
-    return [event for event in listed if is_allowed(lifecycle, event, timeouts)]
+    return [event for event in listed if is_allowed(lifecycle, event)]
 
 
 def _load_history(tx: Transaction, decision: Decision, *events: Event) -> Decision:
     """The decision with the part of its history that these events depend on."""
-    if any(isinstance(event, Postponed) for event in events):
-        was_postponed = False  # in the present veto window
-        for change in decisions.list_changes(tx, decision):
-            is_pending = change.state is DecisionState.PENDING
-            was_postponed = is_pending and (was_postponed or "postponed_until" in change.details)
-        return replace(decision, was_postponed=was_postponed)
-    if decision.state is not DecisionState.UNDONE:
+    if not any(isinstance(event, Postponed) for event in events):
         return decision
-    details = [change.details for change in decisions.list_changes(tx, decision) if change.state == decision.state]
-    reported = frozenset(item["reported"] for item in details if "reported" in item)
-    return replace(decision, late_reports=reported)
+    was_postponed = False  # in the present veto window
+    for change in decisions.list_changes(tx, decision):
+        is_pending = change.state is DecisionState.PENDING
+        was_postponed = is_pending and (was_postponed or "postponed_until" in change.details)
+    return replace(decision, was_postponed=was_postponed)
 
 
 def choose_timeouts(project: Project) -> Timeouts:

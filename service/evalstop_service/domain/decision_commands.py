@@ -44,7 +44,7 @@ def allowed_actions(lifecycle: Lifecycle | None, at: datetime, heard_at: datetim
     commands: list[tuple[ActionOfPerson, Event]] = [("veto", Vetoed(at, "", "")), ("release", Released(at, "", ""))]
     commands.append(("undo", Undone(at, "", "", heard_at)))
     commands += [] if heard_at is None else [("stop", StopOrdered(at, "", ""))]
-    return [name for name, command in commands if is_allowed(lifecycle, command, Timeouts(0.0, 0.0))]
+    return [name for name, command in commands if is_allowed(lifecycle, command)]
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,9 @@ def apply_event(lifecycle: L, event: Event, timeouts: Timeouts) -> Transition[L]
     return lifecycle, instructions
 
 
-def is_allowed(lifecycle: L, event: Event, timeouts: Timeouts) -> bool:
+def is_allowed(lifecycle: L, event: Event) -> bool:
     """Whether an event would change the decision: people are offered what is allowed, by the same rules."""
-    after, instructions = apply_event(lifecycle, event, timeouts)
+    after, instructions = apply_event(lifecycle, event, Timeouts(0.0, 0.0))
     return after != lifecycle and not any(isinstance(instruction, Refuse) for instruction in instructions)
 
 
@@ -253,11 +253,10 @@ class Reported(Event):
 
     def apply(self, lifecycle: L, timeouts: Timeouts) -> Transition[L]:
         if lifecycle.state is DecisionState.UNDONE:
-            if self.state in lifecycle.late_reports:
+            late = f"{self.state} was reported: {self.reason}"
+            if lifecycle.state_reason == late:  # the same report again
                 return lifecycle, []
-            details = self.details | {"reported": str(self.state)}
-            lifecycle = replace(lifecycle, late_reports=lifecycle.late_reports | {str(self.state)})
-            return lifecycle, [Record(DecisionState.UNDONE, self.actor, self.reason, details)]
+            return lifecycle, [Record(DecisionState.UNDONE, self.actor, late, self.details)]
         seen_late = lifecycle.state is DecisionState.OBEYED and self.state is DecisionState.ACKNOWLEDGED
         if lifecycle.state is self.state or seen_late:
             return lifecycle, []

@@ -175,8 +175,8 @@ class Timeouts:
 class Lifecycle:
     """The state of a decision; a row of decisions has more.
 
-    `guard_kinds`: the guards that hold it. Of its history: `late_reports`, what receivers reported after it was undone;
-    `was_postponed`, whether a person had it wait in this veto window.
+    `guard_kinds`: the guards that hold it. `was_postponed`: whether a person had it wait in this veto window, by its
+    history.
     """
 
     state: Annotated[DecisionState, Meta(description="its state in the life cycle")]
@@ -200,7 +200,6 @@ class Lifecycle:
         None
     )
     failed_at: Annotated[datetime | None, Meta(description="when the stop last failed; null: it has not")] = None
-    late_reports: frozenset[str] = field(default=frozenset(), compare=False)
     was_postponed: bool = field(default=False, compare=False)
 
     @property

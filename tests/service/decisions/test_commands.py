@@ -153,15 +153,16 @@ def test_undo_cancels_waiting_deliveries(veto_project: ProjectFixture) -> None:
 
 
 def test_reports_after_an_undo_are_only_recorded(project: ProjectFixture) -> None:
-    """Reports of a receiver that had started are recorded once each, and the run goes on."""
+    """Reports of a receiver that had started are recorded, once if sent again, and the run goes on."""
     run, decision = project.open_declining_run()
-    early = Reported(ONE_HOUR_LATER, DecisionState.ACKNOWLEDGED, "receiver", "", {"reported": "confirmed"})
+    early = Reported(ONE_HOUR_LATER, DecisionState.ACKNOWLEDGED, "receiver", "", {})
     commands.record_report(project.database, project.id, decision.id, early)
     project.apply_command(decision, UNDONE)
     for state in (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.CONFIRMED):
         assert project.record_report(decision, state) == DecisionState.UNDONE
-    reported_states = [row["details"].get("reported") for row in project.load_rows(tables.decision_changes, run)]
-    assert reported_states == [None, "confirmed", None, "acknowledged", "confirmed"]
+    reasons = [row["reason"] for row in project.load_rows(tables.decision_changes, run)]
+    assert [reason.partition(" was ")[0] for reason in reasons[-2:]] == ["acknowledged", "confirmed"]
+    assert len(reasons) == 5
     assert project.load_run(run).status == "running"
     assert project.load_events(run, "run.stopped") == []
 

@@ -271,20 +271,18 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def history_matches_the_state(self) -> None:
-        """The history gives the state, valid transitions, the escalations and the late reports."""
+        """The history gives the state, valid transitions and the escalations."""
         states = [record.state for record in self.history]
         assert states[-1] is self.lifecycle.state
         for state, following in pairwise(states):
             assert following in NEXT_STATES[state] or (state is following and state in REPEATED)
         since_restart = states[self._find_restart() :]
         assert since_restart.count(DecisionState.ESCALATED) == self.lifecycle.escalations
-        undone = [record.details for record in self.history if record.state is DecisionState.UNDONE]
-        assert {item["reported"] for item in undone if "reported" in item} == self.lifecycle.late_reports
 
     @invariant()
     def deadline_exists_in_open_states(self) -> None:
         assert (self.lifecycle.deadline_at is not None) == (
-            self.lifecycle.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PARKED}
+            self.lifecycle.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD}
         )
 
     @invariant()

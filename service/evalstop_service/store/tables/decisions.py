@@ -116,7 +116,7 @@ decisions = make_table(
     partial_index("uq_decisions_run_id_attempt", "run_id", "attempt", unique=True, where=ENDS_ATTEMPT),
     partial_index("uq_decisions_open_exploit", "run_id", unique=True, where=IS_OPEN_EXPLOIT),
     key="run_id id",
-    without="late_reports was_postponed",
+    without="was_postponed",
     refers="run_id project_id policy_id",
     defaults={"action": "stop", "state_reason": "", "guard_kinds": "[]", "escalations": "0"},
 )
