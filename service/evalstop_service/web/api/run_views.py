@@ -19,7 +19,7 @@ from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import cases, decisions, mlflow, projects, run_details, runs
 from evalstop_service.store.cases import Case, Outcome
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.runs import Run
@@ -169,11 +169,11 @@ def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunO
     return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params, "job_runs": others})
 
 
-def answer_trainer(database: Database, run: Run, context: Context, now: datetime) -> RunOut:
+def answer_trainer(run: Run, context: Context, now: datetime) -> RunOut:
     """A run for its trainer: the first answer with `should_stop` hands the stop over, and that with a copy the copy."""
-    tell_trainer_of(database, context.clock, run)
-    exploit = offer_exploit(database, context.clock, run)
-    with database.reading() as tx:
+    tell_trainer_of(context.database, context.clock, run)
+    exploit = offer_exploit(context.database, context.clock, run)
+    with context.database.reading() as tx:
         return view_run(tx, run, context, now).model_copy(
             update={"exploit": exploit and ExploitOut.model_validate(exploit)}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from evalstop_service.decisions import commands, group_rules, notices, second_pe
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall
 from evalstop_service.errors import Invalid
-from evalstop_service.ingest import EvalChanged, Exploited, Message, Resumed, list_calls
+from evalstop_service.ingest import Content, EvalChanged, Exploited, Message, Resumed, list_calls
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits, offer_rule
 from evalstop_service.projects import api_keys
@@ -35,7 +36,7 @@ from evalstop_service.web.api.run_views import (
     view_runs,
 )
 from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, answers
-from evalstop_service.web.context import Commit, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
+from evalstop_service.web.context import Caller, Context, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
 from evalstop_service.webhooks.event_data import Alert
 
 router = create_router("runs", prefix=f"{API}/runs")
@@ -205,7 +206,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
         limits = describe_limits(project, request, run)
     if rule is not None and body.group:
         limits += offer_rule(database, caller.author(now), body.group, rule)
-    return answer_trainer(database, run, context, now).model_copy(update={"limits": limits})
+    return answer_trainer(run, context, now).model_copy(update={"limits": limits})
 
 
 @router.get("")
@@ -230,59 +231,61 @@ def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now
         # Whoever may veto is a person that looks at the run: to look must not take the veto away.
         if "ingest" not in caller.key.scopes or "operate" in caller.key.scopes:
             return view_run(tx, run, context, now)
-    return answer_trainer(database, run, context, now)
+    return answer_trainer(run, context, now)
 
 
-@router.patch("/{run_id}")
-def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
-    """Change the description of a run: owner, group, tags, notes."""
-    describe_run(database, caller.author(now), run_id, body.change)
-    with database.reading() as tx:
+def _read_run(run_id: UUID, caller: Caller, context: Context, now: datetime) -> RunOut:
+    """A run for a person, whose look hands nothing over."""
+    with context.database.reading() as tx:
         return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
 
 
+@router.patch("/{run_id}")
+def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx, now: Now) -> RunOut:
+    """Change the description of a run: owner, group, tags, notes."""
+    describe_run(context.database, caller.author(now), run_id, body.change)
+    return _read_run(run_id, caller, context, now)
+
+
+def _commit(run_id: UUID, content: Content, caller: Caller, context: Context, now: datetime) -> RunOut:
+    """Commit what a trainer says of its run, and answer it."""
+    receipt = context.committer.submit_and_wait(Message(caller.project_id, run_id, content))
+    return answer_trainer(receipt.run, context, now)
+
+
 @router.post("/{run_id}/resume")
-def resume_run(
-    run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
-) -> RunOut:
+def resume_run(run_id: RunId, body: ResumeIn, caller: Ingest, context: Ctx, now: Now) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
-    with database.reading() as tx:
+    with context.database.reading() as tx:
         run_opening.require_room_to_resume(tx, caller.project_id, run_id, now)
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
-    return answer_trainer(database, receipt.run, context, now)
+    return _commit(run_id, Resumed(body.step, caller.actor), caller, context, now)
 
 
 @router.post("/{run_id}/exploited")
-def confirm_exploit(
-    run_id: RunId, body: ExploitedIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
-) -> RunOut:
+def confirm_exploit(run_id: RunId, body: ExploitedIn, caller: Ingest, context: Ctx, now: Now) -> RunOut:
     """Confirm the copy of another run: the run goes on from its checkpoint, in a new attempt.
 
     What it observed after that step is superseded, and its evals are no longer compared with those before. 409: the
     copy was vetoed, or the run has resumed since; it then goes on from its own checkpoint.
     """
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Exploited(body.decision_id, caller.actor)))
-    return answer_trainer(database, receipt.run, context, now)
+    return _commit(run_id, Exploited(body.decision_id, caller.actor), caller, context, now)
 
 
 @router.post("/{run_id}/eval-changes")
-def change_eval(
-    run_id: RunId, body: EvalChangeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
-) -> RunOut:
+def change_eval(run_id: RunId, body: EvalChangeIn, caller: Ingest, context: Ctx, now: Now) -> RunOut:
     """Report that the eval is measured differently from a step on. Levels before and after it are not compared.
 
     The report may come before or after the observations. The first report for a step stands.
     """
     change = EvalChanged(body.step, body.reason, body.version, caller.actor)
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, change))
-    return answer_trainer(database, receipt.run, context, now)
+    return _commit(run_id, change, caller, context, now)
 
 
 @router.post("/{run_id}/heartbeat")
 def record_heartbeat(run_id: RunId, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the run is alive although it has no new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
-    return answer_trainer(database, run, context, now)
+    return answer_trainer(run, context, now)
 
 
 @router.post("/{run_id}/alerts")
@@ -292,15 +295,14 @@ def post_alert(run_id: RunId, body: AlertIn, caller: Ingest, context: Ctx, datab
     alert = Alert(body.id or new_id(), body.title, body.text)
     with database.transaction() as tx:
         run = notices.raise_alert(tx, caller.project_id, run_id, alert, now)
-    return answer_trainer(database, run, context, now)
+    return answer_trainer(run, context, now)
 
 
 @router.post("/{run_id}/notes")
 def add_note(run_id: RunId, body: StepNoteIn, caller: Operate, context: Ctx, database: Db, now: Now) -> RunOut:
     """Add a note at a step; the run's chart shows it. A run may have 100 (409)."""
     add_step_note(database, caller.author(now), run_id, body.step, body.text)
-    with database.reading() as tx:
-        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
+    return _read_run(run_id, caller, context, now)
 
 
 @router.delete("/{run_id}/notes/{note_id}", status_code=204)
@@ -313,9 +315,8 @@ def remove_note(run_id: RunId, note_id: NoteId, caller: Operate, database: Db, n
 def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the trainer ended the run: by itself, or because it saw the decision to stop it."""
     obeyed = body.obeyed if body.status == "completed" else None
-    run = commands.finish_run(database, caller.project_id, run_id, body.status, now, obeyed=obeyed, actor=caller.actor)
-    with database.reading() as tx:
-        return view_run(tx, run, context, now)
+    commands.finish_run(database, caller.project_id, run_id, body.status, now, obeyed=obeyed, actor=caller.actor)
+    return _read_run(run_id, caller, context, now)
 
 
 @router.post("/{run_id}/stop", response_model=RunOut, responses=WAITS)
@@ -324,10 +325,7 @@ def stop_run(
 ) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
     waiting = second_person.stop_run(database, caller.author(now), run_id, body.reason)
-    if waiting is not None:
-        return answer_proposal(waiting, now)
-    with database.reading() as tx:
-        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
+    return _read_run(run_id, caller, context, now) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.get("/{run_id}/outcomes")

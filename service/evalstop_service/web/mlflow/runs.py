@@ -137,7 +137,7 @@ def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Roo
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
         ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, clauses, body.offset, body.limit + 1)
         loaded = runs.load_runs(tx, ids[: body.limit])
-        page = [loaded[run_id] for run_id in ids[: body.limit] if run_id in loaded]
+        page = [loaded[run_id] for run_id in ids[: body.limit]]
         documents = list(_run_documents(tx, page, context, root))
     return body.make_page("runs", documents, is_last=len(ids) <= body.limit)
 

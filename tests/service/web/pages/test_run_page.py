@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -258,7 +259,8 @@ def test_export_holds_every_observation(visitor: httpx.Client, tenant: Tenant) -
     run = add_run_with(tenant, *points, *points_not_finite)
     tenant.submit(run, Resumed(steps - 3))
     answer = visitor.get(f"/runs/{run.id}/export.csv")
-    assert 'filename="weird-..-name.csv"' in answer.headers["content-disposition"]
+    disposition = answer.headers["content-disposition"]
+    assert disposition == f"attachment; filename*=UTF-8''{quote(f'{run.name}.csv', safe='')}"
     rows = read_rows(answer)
     gold = [row for row in rows if row["metric"] == "reward/gold"]
     assert [float(row["value"]) for row in gold] == [point.value for point in points]

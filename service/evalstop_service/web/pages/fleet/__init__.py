@@ -35,7 +35,7 @@ def show_fleet(site: SiteOf, visitor: SignedIn) -> Response:
         running = run_lists.list_running_verdicts(tx, visitor.project.id, MOST_RANKED + 1)
         ranked = sorted(running, key=lambda listed: (-_rank(listed.verdict), listed.name))
         loaded = load_runs(tx, [listed.run_id for listed in ranked[:MOST_SHOWN]])
-        runs = [loaded[listed.run_id] for listed in ranked[:MOST_SHOWN] if listed.run_id in loaded]
+        runs = [loaded[listed.run_id] for listed in ranked[:MOST_SHOWN]]
         sparks = charts.draw_sparklines(tx, runs, {})
     return render_page(
         "fleet.html",

@@ -105,16 +105,11 @@ def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> 
     listed = cases.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
-    outcomes = cases.load_outcomes(tx, [(case.run_id, case.attempt) for case in listed])
     curves = []
     for case in listed:
-        run, decision = present.get(case.run_id), decided.get(case.run_id)
-        outcome = outcomes.get((case.run_id, case.attempt))
-        if run is None or (case.decision_id is not None and decision is None):
-            continue  # its row or its decision cannot be read
+        run, decision = present[case.run_id], decided.get(case.run_id)
         whole = run.attempt == case.attempt and run.pruned_at is None and run.last_step is not None
         ordered = decision is not None and decision.ordered
-        labeled = outcome is not None and not outcome.derived
-        if whole and not ordered and not labeled and watched_metrics.find_eval_metric(run) is not None:
+        if whole and not ordered and case.derived and watched_metrics.find_eval_metric(run) is not None:
             curves.append(run)
     return curves

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -267,10 +266,8 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         while (part := await in_thread(next)(parts, None)) is not None:
             yield part
 
-    ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:80] or "run"
-    full_name = quote(f"{run.name[:80]}.csv", safe="")
-    disposition = f"attachment; filename=\"{ascii_name}.csv\"; filename*=UTF-8''{full_name}"
-    return StreamingResponse(send(), media_type="text/csv; charset=utf-8", headers={"Content-Disposition": disposition})
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{run.name[:80]}.csv', safe='')}"}
+    return StreamingResponse(send(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _format_rows(rows: Sequence[Sequence[Any]]) -> str:
