@@ -44,21 +44,16 @@ SHOWN = "grpo-beta0.05-seed44"
 
 COMPARED = ("grpo-beta0.2-seed82", "grpo-beta0-seed52", "grpo-beta0-seed192", SHOWN, "grpo-beta0.1-seed180")
 
-FIRST_SCREENS = ("backtest",)
-"""Of these long pages the first screen is enough."""
-
 
 def main() -> None:
     """Tell the runs, look at them, keep the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures are put")
-    parser.add_argument("--all", action="store_true", help="also dark, narrow, empty and the sign-in page")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         database = Database(f"sqlite:///{scratch}/evalstop.db")
         schema.upgrade_schema(database)
-        empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
         ids = tell(tenant)
         swept = add_tenant(database, NOW, "sweep")
@@ -80,29 +75,12 @@ def main() -> None:
             "labeling": "/precision/label",
             "backtest": f"/policies/backtests/{backtested}",
         }
-        if arguments.all:
-            drawn |= {"editor": f"/policies/cautious/edit?backtest={backtested}"}
-            drawn |= {"webhooks": "/webhooks", "settings": "/settings"}
         with start_dashboard_server(database) as address, launch_chromium() as browser:
             for visitor, paths in ((tenant, told), (swept, {"group": "/groups/ppo-population"}), (demo, drawn)):
                 for name, path in paths.items():
-                    height = 660 if name == "runs" else 800
-                    first = name in FIRST_SCREENS
-                    shoot(
-                        browser,
-                        address,
-                        visitor,
-                        path,
-                        arguments.folder / f"{name}.png",
-                        height=height,
-                        whole=not first,
-                    )
-                    if arguments.all:
-                        shoot(browser, address, visitor, path, arguments.folder / f"{name}-dark.png", dark=True)
-                        shoot(browser, address, visitor, path, arguments.folder / f"{name}-narrow.png", width=375)
-            if arguments.all:
-                shoot(browser, address, empty, "/runs", arguments.folder / "empty.png")
-                shoot(browser, address, None, "/login", arguments.folder / "login.png")
+                    file = arguments.folder / f"{name}.png"
+                    # Of the long page of a backtest the first screen is enough.
+                    shoot(browser, address, visitor, path, file, 660 if name == "runs" else 800, name != "backtest")
             shoot_backtest(browser, Path(scratch), arguments.folder / "backtest-report.png")
         database.close()
 
@@ -163,29 +141,17 @@ def tell(tenant: Tenant) -> dict[str, UUID]:
     return ids
 
 
-def shoot(
-    browser: Browser,
-    address: str,
-    visitor: Tenant | None,
-    path: str,
-    file: Path,
-    *,
-    width: int = 1280,
-    height: int = 800,
-    dark: bool = False,
-    whole: bool = True,
-) -> None:
+def shoot(browser: Browser, address: str, visitor: Tenant, path: str, file: Path, height: int, whole: bool) -> None:
     """A picture of a whole page, or of its first screen."""
     with browser.new_context(
-        viewport={"width": width, "height": height},
-        color_scheme="dark" if dark else "light",
+        viewport={"width": 1280, "height": height},
+        color_scheme="light",
         reduced_motion="reduce",
         device_scale_factor=1.5,
     ) as context:
         page = context.new_page()
-        if visitor is not None:
-            page.goto(f"{address}{sign_in_link(visitor.key)}&next=/runs")
-            page.wait_for_url(f"{address}/runs")
+        page.goto(f"{address}{sign_in_link(visitor.key)}&next=/runs")
+        page.wait_for_url(f"{address}/runs")
         page.goto(address + path)
         wait_until_drawn(page)
         page.screenshot(path=file, full_page=whole)

@@ -163,16 +163,3 @@ def test_trainer_copies_the_best_run_and_goes_on_from_its_step(service: Service,
     assert member["hyperparameters"] == exploit["hyperparameters"]
     (copy,) = member["descent"]
     assert copy == {**exploit, "attempt": 2, "at": copy["at"]}
-
-
-def test_vetoed_copy_is_not_confirmed(service: Service, admin: httpx.Client) -> None:
-    """A veto before the hand-over: the trainer is not asked, and its confirmation is refused in words."""
-    run = [open_member(admin, name, population=PBT) for name in CURVES][-1]
-    compare(service)
-    (decision,) = expect_json(admin.get("/decisions", params={"run_id": run["id"]}), 200)["items"]
-    vetoed = expect_json(admin.post(f"/decisions/{decision['id']}/veto", json={"reason": "let it be"}), 200)
-    assert vetoed["state"] == "vetoed"
-    assert expect_json(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["exploit"] is None
-    refused = admin.post(f"/runs/{run['id']}/exploited", json={"decision_id": decision["id"]})
-    assert "vetoed" in expect_problem(refused, 409)["detail"]
-    expect_problem(admin.post(f"/runs/{run['id']}/exploited", json={"decision_id": run["id"]}), 404)

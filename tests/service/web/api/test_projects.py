@@ -6,7 +6,7 @@ import uuid
 
 import httpx
 
-from tests.service.web.api.api_calls import FALLING, create_resources, expect_json, expect_problem, list_pages, open_run
+from tests.service.web.api.api_calls import create_resources, expect_json, expect_problem, list_pages, open_run
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.routes import BODIES
 
@@ -136,25 +136,6 @@ def test_pause_ends_by_itself(service: Service) -> None:
     assert expect_json(tenant.post("/project/pause", json={"until": "4h"}), 200)["paused_until"] is None
     for invalid in ("soon", "0s", "2020-01-31T09:00:00Z", "999999999d"):
         assert "a time to come" in expect_problem(tenant.post("/project/pause", json={"until": invalid}), 422)["detail"]
-
-
-def test_paused_project_puts_stops_on_hold(service: Service) -> None:
-    """The project shows who paused it and why, and a stop cannot be released until it is resumed."""
-    tenant = service.open_client(service.create_project())
-    assert expect_json(tenant.get("/project"), 200)["paused_at"] is None
-    paused = expect_json(tenant.post("/project/pause", json={"reason": "broken evals"}), 200)
-    assert (paused["paused_by"], paused["paused_reason"]) == ("key test", "broken evals")
-    run = open_run(tenant)
-    expect_json(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
-    decision = expect_json(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
-    assert decision["state"] == "on_hold"
-    detail = expect_problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
-    assert "paused" in detail
-    assert expect_json(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
-    assert (
-        expect_json(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 200)["state"]
-        == "requested"
-    )
 
 
 def test_changed_policy_becomes_the_next_version(admin: httpx.Client) -> None:
