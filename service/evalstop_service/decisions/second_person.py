@@ -94,13 +94,10 @@ def set_stage(database: Database, author: Author, policy_name: str, terms: Stage
         return _act(tx, author, kind, policy_name, summary, "", argument, widens=bool(widened))
 
 
-def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reason: str = "") -> Proposal:
-    """Approve a proposal; the last approval needed carries it out. Raises Conflict if it is not open.
-
-    `reason`: for the audit log.
-    """
+def confirm_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
+    """Approve a proposal; the last approval needed carries it out. Raises Conflict if it is not open."""
     with database.transaction() as tx:
-        return _add_approval(tx, author, proposals.load_proposal(tx, author.project_id, proposal_id), reason)
+        return _add_approval(tx, author, proposals.load_proposal(tx, author.project_id, proposal_id))
 
 
 def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
@@ -166,7 +163,7 @@ def _add_proposal(tx: Transaction, author: Author, proposal: Proposal) -> Propos
     return supported if supported.state is ProposalState.OPEN else None
 
 
-def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:
+def _add_approval(tx: Transaction, author: Author, proposal: Proposal) -> Proposal:
     """Add a person's approval; with the last one needed, carry the proposal out.
 
     1. Carry it out first, under its own locks: run before decision before project.
@@ -184,12 +181,11 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
         approved = proposals.add_approval(tx, proposal, approval)
         if approved is None:
             raise _changed_concurrently(proposal)
-        details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
-        author.record(tx, "proposal.approved", f"proposal {proposal.id}", details)
+        author.record(tx, "proposal.approved", f"proposal {proposal.id}", {"summary": proposal.summary})
         return approved
     proposal = replace(proposal, approvals=approvals)
     _carry_out(tx, author, proposal)
-    _close_proposal(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)
+    _close_proposal(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed")
     return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
 
 
@@ -231,13 +227,10 @@ def _set_stage(tx: Transaction, author: Author, policy_name: str, terms: StageTe
     author.record(tx, "rollout_stage.set", f"policy {policy_name}", msgspec.to_builtins(terms))
 
 
-def _close_proposal(
-    tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str, reason: str = ""
-) -> None:
+def _close_proposal(tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str) -> None:
     if not proposals.close_proposal(tx, proposal, state, author.at):
         raise _changed_concurrently(proposal)
     details = {"summary": proposal.summary, "proposed_by": proposal.proposed_by}
-    details |= {"reason": reason} if reason else {}
     author.record(tx, action, f"proposal {proposal.id}", details)
 
 

@@ -8,7 +8,6 @@ replaced while receivers still use the previous one.
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,10 +16,7 @@ PREFIX = "whsec_"
 
 
 def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
-    """The signature `v1,<base64>`; `timestamp` in Unix seconds.
-
-    Raises ValueError for a malformed secret.
-    """
+    """The signature `v1,<base64>`; `timestamp` in Unix seconds."""
     content = f"{webhook_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(_decode_key(secret), content, "sha256")).decode()
 
@@ -36,10 +32,4 @@ def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: 
 
 @lru_cache(maxsize=1024)  # a busy endpoint uses the same key many times
 def _decode_key(secret: str) -> bytes:
-    try:
-        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"a signing secret is {PREFIX} and base64, which this one is not ({error})") from None
-    if not key:
-        raise ValueError(f"a signing secret is {PREFIX} and base64, and this one is empty")
-    return key
+    return base64.b64decode(secret.removeprefix(PREFIX))

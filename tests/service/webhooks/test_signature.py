@@ -6,7 +6,6 @@ import base64
 import json
 from datetime import UTC, datetime
 
-import pytest
 import standardwebhooks
 from evalstop_service.store.endpoints import generate_secret
 from evalstop_service.webhooks import signature
@@ -45,13 +44,6 @@ def test_every_secret_verifies(secrets: list[str], text: str) -> None:
     sent = signature.sign_headers(secrets, "msg_1", int(datetime.now(UTC).timestamp()), body.encode())
     for secret in secrets:
         assert standardwebhooks.Webhook(secret).verify(body, sent) == {"text": text}
-
-
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_no base64!", "whsec_YQ", "plain"])
-def test_invalid_secret_is_refused(secret: str) -> None:
-    """A malformed secret raises an error instead of signing with an empty key."""
-    with pytest.raises(ValueError, match=r"signing secret|bytes"):
-        signature.sign_body(secret, "m", 1, b"{}")
 
 
 def test_new_secrets_differ() -> None:

@@ -157,13 +157,10 @@ def correct_roles(
 
 
 @router.post("/proposals/{proposal_id}/confirm")
-def confirm_proposal(
-    proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = forms.QUEUE
-) -> Response:
+def confirm_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = forms.QUEUE) -> Response:
     """Confirm a proposal of another person, or of the service."""
     _require_right(proposal_id, site, visitor, target)
-    note = forms.parse_note(reason)
-    second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id, note)
+    second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id)
     return RedirectResponse(safe_path(target), 303)
 
 
