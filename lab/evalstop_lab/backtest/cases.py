@@ -188,31 +188,19 @@ FIGURES: Mapping[str, Compared] = {
 """The figures of a backtest, with 95 % intervals. Those of steps are means of the shares of each run."""
 
 
-@dataclass(frozen=True)
-class Summary:
+def summarize_policy(cases: Sequence[Case], label: str) -> dict[str, Any]:
     """A policy over all runs: its stops by outcome, their GPU-hours where these are known, and its figures."""
-
-    policy: str
-    stops: dict[DecisionOutcome, int]
-    gpu_hours: dict[DecisionOutcome, float]
-    figures: dict[str, Figure]
-
-    @property
-    def stopped(self) -> int:
-        return sum(self.stops.values())
-
-
-def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
     results = [(case.run, case.outcomes[label]) for case in cases]
-    return Summary(
-        label,
-        {outcome: sum(result.is_stop(outcome) for _, result in results) for outcome in DecisionOutcome},
-        {
+    return {
+        "policy": label,
+        "stopped": sum(result.stop_step is not None for _, result in results),
+        "stops": {outcome: sum(result.is_stop(outcome) for _, result in results) for outcome in DecisionOutcome},
+        "gpu_hours": {
             outcome: sum((run.gpu_hours or 0.0) * result.saved for run, result in results if result.is_stop(outcome))
             for outcome in DecisionOutcome
         },
-        {name: item.estimate(item.list_values(cases, label)) for name, item in FIGURES.items()},
-    )
+        "figures": {name: item.estimate(item.list_values(cases, label)) for name, item in FIGURES.items()},
+    }
 
 
 def compare_policies(cases: Sequence[Case], first: str, second: str) -> dict[str, Figure]:

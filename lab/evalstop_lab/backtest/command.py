@@ -111,9 +111,7 @@ def build_report(
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
         "roles": _list_roles(runs),
-        "policies": [
-            asdict(item) | {"stopped": item.stopped, "figures": _encode_figures(item.figures)} for item in summaries
-        ],
+        "policies": [item | {"figures": _encode_figures(item["figures"])} for item in summaries],
         "difference": _encode_figures(compare_policies(cases, *labels)) if len(labels) == 2 else None,
         "read_errors": [str(error) for error in errors],
     }

@@ -33,7 +33,6 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import (
-    add_database_option,
     create_key,
     libpq_url,
     parse_with_database,
@@ -259,7 +258,6 @@ def count_instructions(database_url: str, folder: Path) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and print its table, or the number of instructions."""
     parser = argparse.ArgumentParser(prog="make bench-ingest", description=__doc__)
-    add_database_option(parser)
     parser.add_argument("--rounds", type=positive_number, default=5, help="rounds per load (default: 5)")
     parser.add_argument("--seconds", type=positive_number, default=2, help="seconds per load and round (default: 2)")
     parser.add_argument(

@@ -23,7 +23,6 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import (
-    add_database_option,
     create_key,
     libpq_url,
     parse_with_database,
@@ -68,7 +67,6 @@ _TIMES = ("created_at", "updated_at", "ended_at", "started_at", "at", "due_at")
 def main() -> int:
     """Run the benchmark and print its table; returns 1 if a page is slower than `LIMIT_MS`."""
     parser = argparse.ArgumentParser(prog="make bench-pages", description=__doc__)
-    add_database_option(parser)
     parser.add_argument("--runs", type=positive_number, default=100_000, help="number of runs (default: 100000)")
     parser.add_argument(
         "--decisions", type=positive_number, default=10_000, help="number of decisions (default: 10000)"

@@ -44,17 +44,13 @@ def create_key(environment: Mapping[str, str], python: str = sys.executable) -> 
     return str(json.loads(completed.stdout)["key"])
 
 
-def add_database_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--database-url`, which defaults to the environment's `TEST_DATABASE_URL`."""
+def parse_with_database(parser: argparse.ArgumentParser, arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the arguments, with the server in `--database-url` or `TEST_DATABASE_URL`; without one it is an error."""
     parser.add_argument(
         "--database-url",
         default=os.environ.get("TEST_DATABASE_URL"),
         help="a PostgreSQL server whose user may create databases (default: TEST_DATABASE_URL)",
     )
-
-
-def parse_with_database(parser: argparse.ArgumentParser, arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parse the arguments; a missing `--database-url` is an error."""
     options = parser.parse_args(arguments)
     if not options.database_url:
         parser.error(

@@ -64,18 +64,18 @@ def test_figures_equal_those_computed_by_hand() -> None:
     assert turns.saved == pytest.approx(80 / 240)
     assert dips.saved == pytest.approx(150 / 240)
     summary = summarize_policy(list(cases.values()), "paper")
-    assert (summary.stopped, summary.stops) == (
+    assert (summary["stopped"], summary["stops"]) == (
         3,
         {DecisionOutcome.RIGHT: 1, DecisionOutcome.WRONG: 1, DecisionOutcome.UNKNOWN: 1},
     )
-    assert {name: figure.n for name, figure in summary.figures.items()} == {
+    assert {name: figure.n for name, figure in summary["figures"].items()} == {
         "false_stops": 2,
         "caught": 2,
         "saved": 4,
         "cut": 4,
     }
-    assert [figure.value for figure in summary.figures.values()] == pytest.approx([0.5, 0.5, 1 / 12, 150 / 960])
-    assert summary.gpu_hours == {
+    assert [figure.value for figure in summary["figures"].values()] == pytest.approx([0.5, 0.5, 1 / 12, 150 / 960])
+    assert summary["gpu_hours"] == {
         DecisionOutcome.RIGHT: pytest.approx(8 / 3),
         DecisionOutcome.WRONG: 0.0,
         DecisionOutcome.UNKNOWN: 0.0,
@@ -93,12 +93,12 @@ def test_figures_add_up(walks: list[list[int]]) -> None:
     cases = judge_cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
     paper, default = summarize_policy(cases, "paper"), summarize_policy(cases, "default")
     for summary, name in ((paper, "paper"), (default, "default")):
-        assert summary.stopped == sum(case.outcomes[name].stop_step is not None for case in cases)
-        assert 0 <= summary.figures["saved"].value + summary.figures["cut"].value <= 1
+        assert summary["stopped"] == sum(case.outcomes[name].stop_step is not None for case in cases)
+        assert 0 <= summary["figures"]["saved"].value + summary["figures"]["cut"].value <= 1
     changed = compare_policies(cases, "paper", "default")
-    assert paper.figures["saved"].value > default.figures["saved"].value
+    assert paper["figures"]["saved"].value > default["figures"]["saved"].value
     for name, figure in changed.items():
-        difference = paper.figures[name].value - default.figures[name].value
+        difference = paper["figures"][name].value - default["figures"][name].value
         assert figure.value == pytest.approx(difference, nan_ok=True)
     same = compare_policies(cases, "paper", "paper")
     assert (same["saved"].value, same["saved"].low, same["cut"].high) == (0, 0, 0)
