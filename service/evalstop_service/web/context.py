@@ -123,9 +123,6 @@ DatabaseNow = Annotated[datetime, Depends(_read_database_time)]
 Tell = Annotated[Clock, Depends(_part(lambda context: context.clock))]
 """The clock, for responses after a wait."""
 Commit = Annotated[Committer, Depends(_part(lambda context: context.committer))]
-Keys = Annotated[KeyCache, Depends(_part(lambda context: context.key_cache))]
-Secrets = Annotated[Encryption, Depends(_part(lambda context: context.encryption))]
-Allowed = Annotated[AddressPolicy, Depends(_part(lambda context: context.address_policy))]
 
 
 def refuse_key(detail: str) -> Problem:

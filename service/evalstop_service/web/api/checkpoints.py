@@ -32,7 +32,7 @@ from evalstop_service.web.api.schemas import (
     VerdictOut,
     answers,
 )
-from evalstop_service.web.context import AnyScope, Commit, Db, Ingest, IngestOrReport, Now, ReadOrReport, Tell
+from evalstop_service.web.context import AnyScope, Commit, Ctx, Db, Ingest, IngestOrReport, Now, ReadOrReport
 
 router = create_router()
 
@@ -149,30 +149,23 @@ def answer_eval_request(
     request_id: Annotated[UUID, Path(description="`id` of the request, as listed or sent in an event")],
     body: EvalAnswerIn,
     caller: IngestOrReport,
-    committer: Commit,
-    database: Db,
-    clock: Tell,
+    context: Ctx,
 ) -> EvalAnsweredOut:
     """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
-    with database.reading() as tx:
+    with context.database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
         request = require(run_details.find_request(tx, run_id, request_id), f"request {request_id} of this run")
     point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
     content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
+    receipt = context.committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
     if receipt.conflicts:
         stored = receipt.conflicts[0].stored_value
         raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
-    should_stop = tell_trainer(database, clock, receipt.decision)
-    with database.reading() as tx:
-        answered = run_details.find_request(tx, run_id, request_id)
-        return EvalAnsweredOut.model_validate(
-            {
-                "request": _view_requests(tx, [require(answered, "such request")]).items[0],
-                "verdict": receipt.run.verdict,
-                "should_stop": should_stop,
-            }
-        )
+    should_stop = tell_trainer(context.database, context.clock, receipt.decision)
+    with context.database.reading() as tx:
+        answered = require(run_details.find_request(tx, run_id, request_id), "such request")
+        shown = {"request": _view_requests(tx, [answered]).items[0], "verdict": receipt.run.verdict}
+    return EvalAnsweredOut.model_validate(shown | {"should_stop": should_stop})
 
 
 def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> Items[EvalRequestOut]:

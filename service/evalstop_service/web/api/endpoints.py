@@ -22,7 +22,7 @@ from evalstop_service.store.queue.outbox import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.schemas import Answer, DeliveryId, EndpointId, Items, Page, answers
-from evalstop_service.web.context import Admin, Allowed, Context, Ctx, Db, Now, Operate, Read, Secrets
+from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Read
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
@@ -140,21 +140,21 @@ def store_endpoint(context: Context, author: Author, body: EndpointIn) -> Endpoi
 
 @router.patch("/endpoints/{endpoint_id}")
 def change_endpoint(
-    endpoint_id: EndpointId, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
+    endpoint_id: EndpointId, body: EndpointChange, caller: Admin, context: Ctx, now: Now
 ) -> EndpointOut:
     """Change an endpoint; waiting deliveries go to the new URL."""
     changes = body.model_dump(exclude_none=True)
-    endpoint = webhooks.change_endpoint(database, caller.author(now), endpoint_id, changes, address_policy)
+    author = caller.author(now)
+    endpoint = webhooks.change_endpoint(context.database, author, endpoint_id, changes, context.address_policy)
     return EndpointOut.model_validate(endpoint)
 
 
 @router.post("/endpoints/{endpoint_id}/rotate-secret")
-def rotate_endpoint_secret(
-    endpoint_id: EndpointId, caller: Admin, database: Db, now: Now, encryption: Secrets
-) -> EndpointWithSecret:
+def rotate_endpoint_secret(endpoint_id: EndpointId, caller: Admin, context: Ctx, now: Now) -> EndpointWithSecret:
     """Rotate the signing secret; the previous one stays valid for a day."""
-    endpoint = webhooks.rotate_endpoint_secret(database, caller.author(now), endpoint_id, encryption)
-    return view_with_secret(endpoint, encryption)
+    author = caller.author(now)
+    endpoint = webhooks.rotate_endpoint_secret(context.database, author, endpoint_id, context.encryption)
+    return view_with_secret(endpoint, context.encryption)
 
 
 @router.delete("/endpoints/{endpoint_id}", status_code=204)

@@ -16,7 +16,7 @@ from evalstop_service.store.keys import Key, KeyLimits
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.schemas import Answer, Page, Scope, Time, answers
-from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
+from evalstop_service.web.context import Admin, AnyScopeOrBound, Ctx, Db, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
@@ -83,6 +83,6 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 
 
 @router.delete("/keys/{key_id}", status_code=204)
-def revoke_key(key_id: KeyId, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
+def revoke_key(key_id: KeyId, caller: Admin, context: Ctx, now: Now) -> None:
     """Revoke a key."""
-    api_keys.revoke_key(database, key_cache, caller.author(now), key_id)
+    api_keys.revoke_key(context.database, context.key_cache, caller.author(now), key_id)

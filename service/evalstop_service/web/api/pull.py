@@ -22,7 +22,7 @@ from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
-from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Report, Secrets, authenticate_request
+from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Report, authenticate_request
 from evalstop_service.web.limits import hold_place, in_thread
 from evalstop_service.web.problems import Problem, ProblemKind
 from evalstop_service.webhooks import endpoints, retry
@@ -97,13 +97,11 @@ class Settlement(Answer):
 
 
 @router.post("", status_code=201)
-def create_pull_endpoint(
-    body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
-) -> EndpointWithSecret:
+def create_pull_endpoint(body: PullEndpointIn, caller: Admin, context: Ctx, now: Now) -> EndpointWithSecret:
     """Create an endpoint whose receiver fetches its events; change, rotate and delete it like any other endpoint."""
-    event_types = body.list_event_types("receiver")
+    event_types, encryption = body.list_event_types("receiver"), context.encryption
     endpoint = endpoints.create_pull_endpoint(
-        database, caller.author(now), name=body.name, event_types=event_types, encryption=encryption
+        context.database, caller.author(now), name=body.name, event_types=event_types, encryption=encryption
     )
     return view_with_secret(endpoint, encryption)
 

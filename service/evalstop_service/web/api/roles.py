@@ -18,7 +18,7 @@ from evalstop_service.store.observations import LatestObservation
 from evalstop_service.web.api.json_body import create_router
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, RunId, Stored, answers
-from evalstop_service.web.context import Commit, Ctx, Db, Now, Operate, Read, allowed
+from evalstop_service.web.context import Ctx, Db, Now, Operate, Read, allowed
 
 AnyRole = TypeVar("AnyRole", bound="WeighedRole")
 
@@ -149,17 +149,15 @@ def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> Items[MetricO
 
 
 @router.patch("/runs/{run_id}/metrics", tags=["runs"])
-def correct_run_metrics(
-    run_id: RunId, body: MetricsIn, caller: Operate, committer: Commit, context: Ctx, database: Db, now: Now
-) -> RunOut:
+def correct_run_metrics(run_id: RunId, body: MetricsIn, caller: Operate, context: Ctx, now: Now) -> RunOut:
     """Set the roles of all metrics. The run is judged again from its first observation.
 
     Automatic recognition is turned off for the run. In a project with `second_person` this needs the scope `admin`.
     """
-    with database.reading() as tx:
+    with context.database.reading() as tx:
         if projects.get_project(tx, caller.project_id).second_person:
             allowed(caller.key, "admin")
     correction = RolesCorrected(complete_directions(body.metrics), caller.actor)
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, correction))
-    with database.reading() as tx:
+    receipt = context.committer.submit_and_wait(Message(caller.project_id, run_id, correction))
+    with context.database.reading() as tx:
         return view_run(tx, receipt.run, context, now)

@@ -35,18 +35,14 @@ MOST_POINTS = 1000
 
 MOST_FIELDS = 50
 
-Bound = Annotated[float | None, Field(allow_inf_nan=False)]
-
 
 class Comparison(BaseModel):
-    """The query of the page: the runs or their group, and how they are drawn."""
+    """The query of the page: the runs or their group, and how they are drawn. A script reads its zoom."""
 
     run: list[UUID] = []
     group: Name | None = None
     x: Literal["step", "kl", "sqrt_kl"] = "step"
     smoothing: Annotated[float, Field(ge=0, le=0.95)] = 0
-    zoom_from: Annotated[Bound, Field(alias="from")] = None
-    zoom_to: Annotated[Bound, Field(alias="to")] = None
     hidden: list[UUID] = []
 
 

@@ -22,7 +22,8 @@ const shown = Object.fromEntries([...legend.querySelectorAll("[data-toggle]")].m
 const by = choices.querySelector("[name=by]"); // missing if nothing differs between the runs
 if (by) by.value = new URL(location.href).searchParams.get("by") ?? "";
 if (by && by.selectedIndex < 0) by.value = "";
-let zoom = "from" in main.dataset ? [Number(main.dataset.from), Number(main.dataset.to)] : null;
+const zoomed = ["from", "to"].map((name) => parseFloat(new URLSearchParams(location.search).get(name)));
+let zoom = zoomed.every(Number.isFinite) ? zoomed : null;
 let runs = null;
 let followed = false;
 
