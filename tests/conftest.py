@@ -122,6 +122,7 @@ ON_BOTH_DATABASES = (
     "tests/service/store/test_audit.py::test_concurrent_writers_extend_one_chain",
     "tests/service/store/test_audit.py::test_exported_chain_verifies_with_hashlib_alone",
     "tests/service/store/test_audit.py::test_log_is_read_by_page_actor_and_action",
+    "tests/service/store/test_audit.py::test_search_has_no_special_characters",
     "tests/service/store/test_database.py",
     "tests/service/store/test_encrypted_secrets.py::test_deleting_an_endpoint_cancels_its_deliveries",
     "tests/service/store/test_ingest_stores.py",

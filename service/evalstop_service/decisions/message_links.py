@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from evalstop_service.decisions import commands, transitions
 from evalstop_service.domain.decision_commands import Postponed, Vetoed
+from evalstop_service.domain.event_types import PENDING_EVENTS
 from evalstop_service.domain.times import find_morning
 from evalstop_service.errors import Conflict
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
@@ -65,10 +66,12 @@ def open_link(
 
     `lock`: its decision cannot change until this transaction ends.
     """
-    sent = outbox.find_announcement(tx, delivery_id)
+    sent = outbox.find_delivery(tx, delivery_id)
     endpoint = endpoints.find_endpoint(tx, sent.project_id, sent.endpoint_id) if sent is not None else None
     is_signed = links.verify_act_token(token, delivery_id, _read_secrets(endpoint, encryption, now))
     if sent is None or endpoint is None or not is_signed or not endpoint.enabled:
+        return None
+    if sent.event_type not in PENDING_EVENTS or sent.decision_id is None:
         return None
     if lock:
         decisions.lock_with_run(tx, sent.project_id, sent.decision_id)

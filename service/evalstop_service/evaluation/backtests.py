@@ -34,8 +34,9 @@ from evalstop_service.domain.run import Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
-from evalstop_service.store import audit, backtests, observations
-from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
+from evalstop_service.store import audit, backtests, cases, decisions, observations, runs
+from evalstop_service.store.backtests import Backtest, BacktestFinding
+from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -103,34 +104,35 @@ def _replay_runs(
     while len(findings) < most_runs:
         limit = min(RUNS_AT_A_TIME, most_runs - len(findings))
         with database.reading() as tx:
-            batch = backtests.load_past_runs(tx, project_id, before, limit)
-        for past in batch:
+            batch = backtests.list_past_runs(tx, project_id, before, limit)
+        for run in batch:
             started = time.monotonic()
             if started > until:
                 return findings, True
             with database.reading() as tx:
-                findings.append(_replay_run(tx, past, policy))
+                findings.append(_replay_run(tx, run, policy))
             time.sleep(time.monotonic() - started)  # ingestion in this process gets half of the time
         if len(batch) < limit:
             break
-        before = batch[-1].run.id
+        before = batch[-1].id
     return findings, False
 
 
-def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:
-    """What the policy would have done to a run, what was decided, and its outcome."""
-    run = past.run
+def _replay_run(tx: Transaction, run: Run, policy: Policy) -> BacktestFinding:
+    """What the policy would have done to a run, what was decided about its last attempt, and the outcome of this."""
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    case = cases.find_case(tx, run.id, run.attempt)
     finding = BacktestFinding(
         run_id=run.id,
         run_name=run.name,
         status=run.status,
         last_step=run.last_step,
         policy=f"{run.policy_name}@{run.policy_version}",
-        decision_id=past.decision_id,
-        decided_step=past.decided_step,
-        state=past.state,
-        run_outcome=past.run_outcome,
-        turn_step=past.turn_step,
+        decision_id=decision.id if decision and decision.group is None else None,
+        decided_step=decision.step if decision and decision.group is None else None,
+        state=decision.state if decision and decision.group is None else None,
+        run_outcome=case.run_outcome if case else None,
+        turn_step=case.turn_step if case else None,
     )
     try:
         replay = replay_run(tx, run, policy)
@@ -143,33 +145,32 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         verdict=str(verdict.verdict),
         step=step,
         reason=verdict.reason,
-        outcome=_judge_stop(past, step, replay),
-        hours_after=_estimate_hours_after(past, step),
+        outcome=_judge_stop(run, case, step, replay),
+        hours_after=None if case is None else _estimate_hours_after(tx, run, case, step),
         calls=replay.calls,
     )
 
 
-def _judge_stop(past: PastRun, step: int | None, replay: Replay) -> DecisionOutcome:
+def _judge_stop(run: Run, case: Case | None, step: int | None, replay: Replay) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or (None) not to stop it."""
     critical = replay.verdicts[-1].critical
     if step is not None and critical is not None:  # that eval alone would judge a recorded decision
-        assessment = assess_run(select_evals(past.run, replay.observations, critical), step)
+        assessment = assess_run(select_evals(run, replay.observations, critical), step)
         return judge_decision(assessment.run_outcome, step, assessment.turn)
-    if past.run_outcome is None:
+    if case is None:
         return DecisionOutcome.UNKNOWN
     turn = None
-    if past.turn_step is not None:
-        turn = Turn(past.turn_step, past.run.turn.low_step if past.run.turn else past.turn_step)
-    return judge_decision(past.run_outcome, step, turn)
+    if case.turn_step is not None:
+        turn = Turn(case.turn_step, run.turn.low_step if run.turn else case.turn_step)
+    return judge_decision(case.run_outcome, step, turn)
 
 
-def _estimate_hours_after(past: PastRun, step: int | None) -> float | None:
+def _estimate_hours_after(tx: Transaction, run: Run, case: Case, step: int | None) -> float | None:
     """The GPU-hours that the attempt spent after this step, by its share of the steps."""
-    last = past.run.last_step
-    if step is None or past.gpu_hours is None or last is None or last <= past.began_at_step:
+    first, last = runs.get_resumed_step(tx, run) or 0, run.last_step
+    if step is None or case.gpu_hours is None or last is None or last <= first:
         return None
-    share = (last - max(step, past.began_at_step)) / (last - past.began_at_step)
-    return past.gpu_hours * min(max(share, 0.0), 1.0)
+    return case.gpu_hours * min(max((last - max(step, first)) / (last - first), 0.0), 1.0)
 
 
 def sort_findings(findings: Iterable[BacktestFinding]) -> list[BacktestFinding]:

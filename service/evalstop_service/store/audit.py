@@ -22,7 +22,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.store.database import Transaction, contains_text, find_all, find_page, insert_if_new, match_given
+from evalstop_service.store.database import Transaction, find_all, find_page, insert_if_new, match_given
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
 from evalstop_service.store.tables.columns import columns_of
@@ -86,7 +86,7 @@ def list_entries(
     """
     query = _select_entries(project_id)
     if actor is not None:
-        query = query.where(contains_text(audit_log.c.actor, actor))
+        query = query.where(audit_log.c.actor.icontains(actor, autoescape=True))
     if action is not None:
         kind = audit_log.c.action.startswith(f"{action}.", autoescape=True)
         query = query.where((audit_log.c.action == action) | kind)

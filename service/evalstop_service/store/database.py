@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import datetime
@@ -312,11 +313,6 @@ def find_page(
     return find_all(tx, kind, query.order_by(key.desc()).limit(limit))
 
 
-def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:
-    """The values of these columns in a row, by their names, which other columns of the row may have too."""
-    return {str(column.key): row[column] for column in columns}
-
-
 def match_given(
     exact: Mapping[Any, Any] = _ANY, *, since: Mapping[Any, Any] = _ANY, before: Mapping[Any, Any] = _ANY
 ) -> list[sa.ColumnElement[bool]]:
@@ -325,9 +321,12 @@ def match_given(
     return [meets(column, value) for meets, given in bounds for column, value in given.items() if value is not None]
 
 
-def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
-    """The condition that a text contains `part`, case-insensitively and without wildcards."""
-    return column.icontains(part, autoescape=True)
+def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.ColumnElement[str]:
+    """A member of a JSON object of texts; NULL if it has none."""
+    if tx.dialect.name == "sqlite":
+        # The key is compared with the stored text, where Python's json module has escaped other letters than ASCII.
+        return sa.func.json_extract(column, f"$.{json.dumps(key)}", type_=sa.Text)
+    return column.op("->>", return_type=sa.Text())(key)
 
 
 class Work(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,7 +10,15 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, match_given, save_row
+from evalstop_service.store.database import (
+    Transaction,
+    find_all,
+    find_one,
+    insert_if_new,
+    match_given,
+    read_member,
+    save_row,
+)
 from evalstop_service.store.tables import experiments, mlflow_runs, runs
 from evalstop_service.store.tables.projects import DEFAULT_NUMBER as DEFAULT_NUMBER
 from evalstop_service.store.tables.projects import Experiment as Experiment
@@ -94,14 +101,6 @@ def search_runs(
         field = attributes[key] if kind == "attributes" else read_member(tx, members[kind], key)
         query = query.where(field == value if sign == "=" else field != value)
     return list(tx.execute(query.order_by(runs.c.id.desc()).offset(offset).limit(limit)).scalars())
-
-
-def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.ColumnElement[str]:
-    """A member of a JSON object of texts; NULL if it has none."""
-    if tx.dialect.name == "sqlite":
-        # The key is compared with the stored text, where Python's json module has escaped other letters than ASCII.
-        return sa.func.json_extract(column, f"$.{json.dumps(key)}", type_=sa.Text)
-    return column.op("->>", return_type=sa.Text())(key)
 
 
 DEFAULT_NAME = "Default"

@@ -14,7 +14,7 @@ from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
 from evalstop_service.domain.health import Liveness
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
-from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
+from evalstop_service.store.database import Transaction, find_all, match_given, read_member
 from evalstop_service.store.decisions import SELECT, Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import (
@@ -130,9 +130,9 @@ def _select_page(
     created = {"since": {runs.c.created_at: run_filter.since}, "before": {runs.c.created_at: run_filter.until}}
     query = query.where(runs.c.project_id == project_id, *match_given(exact, **created))
     if run_filter.name is not None:
-        query = query.where(contains_text(runs.c.name, run_filter.name))
+        query = query.where(runs.c.name.icontains(run_filter.name, autoescape=True))
     for name, value in run_filter.labels:
-        query = query.where(_has_label(tx, name, value))
+        query = query.where(read_member(tx, runs.c.labels, name) == value)
     if run_filter.owner is not None or run_filter.group is not None or run_filter.tags:
         query = query.where(runs.c.id.in_(_select_described(tx, project_id, run_filter)))
     if run_filter.bounded:
@@ -143,15 +143,6 @@ def _select_page(
         query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
     query = query.where(*match_given(before={runs.c.id: run_filter.before}))
     return query.order_by(*_list_order_columns(run_filter.order)).offset(run_filter.skipped).limit(limit)
-
-
-def _has_label(tx: Transaction, name: str, value: str) -> sa.ColumnElement[bool]:
-    if tx.dialect.name == "postgresql":
-        has_value: sa.ColumnElement[bool] = runs.c.labels[name].as_string() == value
-        return has_value
-    # SQLite compares the name in a path with the escaped text in the document, which differs beyond ASCII.
-    item = sa.func.json_each(runs.c.labels).table_valued("key", "value")
-    return sa.select(item.c.value).where(item.c.key == name, item.c.value == value).exists()
 
 
 def _select_described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:

@@ -140,3 +140,14 @@ def test_log_is_read_by_page_actor_and_action(database: Database) -> None:
         assert audit.list_entries(tx, project_id, action="key") == entries[1:]
         assert audit.list_entries(tx, project_id, action="key.created") == entries[2:]
         assert audit.list_entries(tx, project_id, action="k_y") == []
+
+
+@pytest.mark.parametrize("part", ["100%", "a_b", "\\", "PPO"])
+def test_search_has_no_special_characters(database: Database, part: str) -> None:
+    """A search for an author matches its text literally, in either case."""
+    project_id = new_id()
+    with database.transaction() as tx:
+        for name in ("100% done", "100 done", "a_b", "axb", "back\\slash", "ppo-7b"):
+            audit.record_action(tx, project_id, name, "key.created", "key", None, NOW)
+        (found,) = audit.list_entries(tx, project_id, actor=part)
+    assert part.lower() in found.actor

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
-from evalstop_service.store.database import WORK, Database, Transaction, Turns, Work, contains_text, insert_if_new
+from evalstop_service.store.database import WORK, Database, Transaction, Turns, Work, insert_if_new
 from evalstop_service.store.faults import find_fault
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
@@ -78,17 +78,6 @@ def test_insert_if_new_reports_a_duplicate(database: Database) -> None:
         assert insert_if_new(tx, projects, build_project_row("one"), ["name"])
         assert not insert_if_new(tx, projects, build_project_row("one"), ["name"])
     assert load_project_names(database) == {"one"}
-
-
-@pytest.mark.parametrize("part", ["100%", "a_b", "\\", "PPO"])
-def test_search_has_no_special_characters(database: Database, part: str) -> None:
-    """A search matches its text literally, in either case."""
-    with database.transaction() as tx:
-        for name in ("100% done", "100 done", "a_b", "axb", "back\\slash", "ppo-7b"):
-            tx.execute(sa.insert(projects).values(build_project_row(name)))
-        matches = list(tx.execute(sa.select(projects.c.name).where(contains_text(projects.c.name, part))).scalars())
-    assert len(matches) == 1
-    assert part.lower() in matches[0]
 
 
 def test_concurrent_updates_are_not_lost(database: Database) -> None:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -215,6 +215,7 @@ class Delivery:
 
     id: Annotated[UUID, doc("id of the delivery")]
     run_id: Annotated[UUID, doc("the run that the event is about")]
+    project_id: UUID
     event_id: Annotated[UUID, doc("the `webhook-id`, with which receivers drop repeats")]
     event_type: Annotated[str, doc("what happened")]
     decision_id: Annotated[UUID | None, doc("the decision that the event is about; null: none")]
@@ -228,35 +229,22 @@ class Delivery:
     settled_at: Annotated[datetime | None, doc("when it was delivered, given up or cancelled; null: not yet")]
 
 
-class Announcement(NamedTuple):
-    """The delivery of a message that told people of a pending stop."""
-
-    project_id: UUID
-    endpoint_id: UUID
-    event_id: UUID
-    decision_id: UUID
-
-
-def find_announcement(tx: Transaction, delivery_id: UUID) -> Announcement | None:
-    """The delivery with this id, if it announces a pending stop."""
-    query = (
-        sa.select(events.c.project_id, deliveries.c.endpoint_id, events.c.id.label("event_id"), events.c.decision_id)
-        .join(deliveries, (deliveries.c.run_id == events.c.run_id) & (deliveries.c.event_id == events.c.id))
-        .where(deliveries.c.id == delivery_id, events.c.type.in_(PENDING_EVENTS))
-    )
-    return find_one(tx, Announcement, query)
-
-
 def find_newest_announcement(tx: Transaction, run_id: UUID, decision_id: UUID) -> UUID | None:
     """The event that announced the latest veto window of a decision."""
     of_decision = (events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(PENDING_EVENTS))
     return tx.execute(sa.select(events.c.id).where(*of_decision).order_by(events.c.id.desc()).limit(1)).scalar()
 
 
+def find_delivery(tx: Transaction, delivery_id: UUID) -> Delivery | None:
+    """The delivery with this id, of any project."""
+    return find_one(tx, Delivery, _DELIVERIES.where(deliveries.c.id == delivery_id))
+
+
 def load_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
     """The project's delivery with this id; raises NotFound."""
-    delivery = find_one(tx, Delivery, _of(project_id).where(deliveries.c.id == delivery_id))
-    return require(delivery, f"delivery {delivery_id} in this project")
+    delivery = find_delivery(tx, delivery_id)
+    is_found = delivery is not None and delivery.project_id == project_id
+    return require(delivery if is_found else None, f"delivery {delivery_id} in this project")
 
 
 def list_deliveries(
@@ -279,7 +267,9 @@ def list_deliveries(
     table = deliveries.c
     exact = {table.state: state, table.endpoint_id: endpoint_id, table.run_id: run_id, events.c.type: event_type}
     created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
-    return find_page(tx, Delivery, _of(project_id).where(*created), table.id, before, limit)
+    return find_page(
+        tx, Delivery, _DELIVERIES.where(events.c.project_id == project_id, *created), table.id, before, limit
+    )
 
 
 def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:
@@ -298,10 +288,10 @@ def get_content(tx: Transaction, delivery: Delivery) -> tuple[str, str]:
     return body, channel
 
 
-def _of(project_id: UUID) -> sa.Select[Any]:
-    """The deliveries of a project, each with its event and its endpoint."""
-    columns = columns_of(deliveries, Delivery)
-    query = sa.select(*columns, events.c.type.label("event_type"), events.c.decision_id, targets_of.c.url)
-    query = query.join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
-    query = query.join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
-    return query.where(targets_of.c.project_id == project_id)
+# Each delivery with its event and its endpoint.
+_DELIVERIES = (
+    sa.select(*columns_of(deliveries, Delivery), events.c.type.label("event_type"))
+    .add_columns(events.c.decision_id, targets_of.c.project_id, targets_of.c.url)
+    .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
+    .join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
+)
