@@ -161,7 +161,7 @@ def parse_number(cell: object, column: str) -> float | None:
     if cell is None or cell == "":
         return None
     try:
-        if isinstance(cell, int | str) and not isinstance(cell, bool):
+        if type(cell) is str or type(cell) is int:
             return float(cell)
     except (ValueError, OverflowError):
         if isinstance(cell, str) and cell.isspace():

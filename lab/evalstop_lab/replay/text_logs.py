@@ -80,6 +80,7 @@ def read_csv(path: Path, errors: ReadErrors) -> Iterator[Row]:
             yield line
 
     rows = csv.reader(read_texts(), delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
+    first: list[str] = []
     header: list[str] = []
     while True:
         try:
@@ -89,10 +90,10 @@ def read_csv(path: Path, errors: ReadErrors) -> Iterator[Row]:
             continue
         if cells is None:
             return
-        if [cell.strip() for cell in cells] == header:
+        if cells == first:
             continue  # a trainer that started again appended to the file
         if not header:
-            header = [cell.strip() for cell in cells]
+            first, header = cells, [cell.strip() for cell in cells]
             if header.count("") > 1:
                 unnamed = ", ".join(str(number) for number, cell in enumerate(header, 1) if not cell)
                 errors.append(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))
