@@ -7,7 +7,7 @@ Sources     `median`: the Median Stopping Rule (Golovin et al., "Google Vizier",
             max(1, n // eta) go on.
             `pbt`: Population Based Training (Jaderberg et al., arXiv 1711.09846, algorithm 1) with truncation
             selection (section 4.1.1). A run in the bottom share copies one drawn from the top share, and explores by
-            factors or by drawing anew.
+            factors.
 Departs     Scores that differ by less than `sigmas` standard errors of the difference are not ranked; while an error is
             unknown, nothing is. `sigmas` 0 gives the published comparisons. `median` compares with siblings that still
             run, too, because the runs of a sweep start together. `halving` judges a run anew when others reach its
@@ -66,7 +66,6 @@ class Hyperparameter(Struct, frozen=True, forbid_unknown_fields=True):
     low: Annotated[float | None, _doc("the smallest value; null: any")] = None
     high: Annotated[float | None, _doc("the largest value; null: any")] = None
     choices: Annotated[tuple[Setting, ...], _doc("the only values: a number moves to a neighbor, a text to any")] = ()
-    resample: Annotated[_Share, _doc("probability of a new value from the whole range, or from all choices")] = 0.0
 
 
 class GroupRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,8 +141,6 @@ def check_rule(rule: GroupRule) -> None:
             raise InvalidRule(f"The numbers of {name} must be finite, and `low` not above `high`.")
         if bounds and item.choices:
             raise InvalidRule(f"{name} has `choices`; leave out `low` and `high`.")
-        if item.resample and not item.choices and len(bounds) < 2:
-            raise InvalidRule(f"{name} is to be drawn anew; give `low` and `high`, or `choices`.")
 
 
 def judge_group(rule: GroupRule, members: Sequence[GroupMember], seed: int) -> list[GroupCall]:
@@ -358,26 +355,19 @@ def _list_checkpoints(member: GroupMember, step: int) -> list[int]:
 
 
 def _explore(item: Hyperparameter, value: Setting | None, key: str) -> Setting | None:
-    """A new value from that of the source; None: it has none, and there is no range to draw it from."""
-    is_redrawn = value is None or _draw(f"{key} resample") < item.resample
+    """A new value from that of the source, if it has one, or from the choices."""
     if item.choices:
         numbers = [choice for choice in item.choices if not isinstance(choice, str)]
-        if is_redrawn or not isinstance(value, float | int) or len(numbers) < len(item.choices):
+        if not isinstance(value, float | int) or len(numbers) < len(item.choices):
             return _choose(item.choices, key)
         distances = [abs(number - value) for number in numbers]
         place = distances.index(min(distances)) + _choose((-1, 1), key)
         return numbers[min(max(place, 0), len(numbers) - 1)]
-    low, high = item.low, item.high
-    if is_redrawn and low is not None and high is not None:
-        # Over orders of magnitude where it can be: most hyperparameters are factors.
-        share = _draw(key)
-        value = low * (high / low) ** share if low > 0 else low * (1 - share) + high * share
-    elif isinstance(value, float | int):
-        value *= _choose(item.factors, key)
-    else:
+    if not isinstance(value, float | int):
         return value
     # JSON has no infinity.
-    return min(max(value, -float_info.max if low is None else low), float_info.max if high is None else high)
+    low, high = -float_info.max if item.low is None else item.low, float_info.max if item.high is None else item.high
+    return min(max(value * _choose(item.factors, key), low), high)
 
 
 def _choose(options: Sequence[Option], key: str) -> Option:

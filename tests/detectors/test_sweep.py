@@ -319,7 +319,6 @@ def test_scores_of_another_version_or_lineage_do_not_count() -> None:
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(low=2.0, high=1.0)}}, "low"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(high=math.inf)}}, "finite"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(choices=(math.inf,))}}, "finite"),
-        ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(resample=0.5)}}, "high"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(low=1.0, choices=("a",))}}, "low"),
         ({"kind": "pbt", "ready_steps": 5, "hyperparameters": {"x": Hyperparameter(factors=())}}, "factors"),
     ],

@@ -17,7 +17,6 @@ from uuid import UUID
 
 from evalstop_detectors import (
     DetectorError,
-    Evidence,
     Policy,
     Verdict,
     advance,
@@ -206,12 +205,10 @@ def summarize_findings(findings: Sequence[BacktestFinding]) -> Summary:
 class Replay:
     """What a policy says of a run: each verdict that changed the call, and the final verdict.
 
-    `evidence`: of each deciding member at the end. `calls`: see `name_calls`. `observations`: those that the policy
-    watches.
+    `calls`: see `name_calls`. `observations`: those that the policy watches.
     """
 
     verdicts: Sequence[Verdict]
-    evidence: Sequence[Evidence | None]
     calls: dict[str, int | None]
     observations: Sequence[PostedObservation]
 
@@ -228,4 +225,4 @@ def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
     except Exception as error:  # observations are stored although a detector fails on them
         log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
         raise DetectorError(f"a detector failed: {error!r:.200}") from error
-    return Replay(verdicts, monitor.evidence, name_calls(policy, monitor), series)
+    return Replay(verdicts, name_calls(policy, monitor), series)

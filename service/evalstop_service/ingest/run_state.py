@@ -22,7 +22,6 @@ from evalstop_detectors import (
     Verdict,
     advance,
     find_request,
-    step,
 )
 from msgspec.structs import replace
 
@@ -140,11 +139,15 @@ def move_monitor(
     if not observations:
         return state, []
     if failure is None:
+        remaining = iter(observations)
         try:
-            slices = _pause_between_slices(observations) if pauses else observations
+            slices = _pause_between_slices(remaining) if pauses else remaining
             monitor, verdicts = advance(state.policy, monitor, slices)
-        except Exception:
-            monitor, verdicts, failure = _advance_until_failure(state, observations)
+        except Exception as error:
+            # The last observation that was taken caused it.
+            place = len(observations) - len(list(remaining)) - 1
+            failure = describe_failure(state.run, f"a detector failed at step {observations[place].step}", error)
+            monitor, verdicts = advance(state.policy, monitor, observations[:place])
     else:
         verdicts = [monitor.verdict]
     changed = len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict
@@ -152,23 +155,6 @@ def move_monitor(
         monitor = replace(monitor, last=observations[-1].order)
     unsaved = state.unsaved + len(observations)
     return replace(state, monitor=monitor, unsaved=unsaved, failure=failure), verdicts if changed else []
-
-
-def _advance_until_failure(
-    state: RunState, observations: Sequence[Observation]
-) -> tuple[MonitorState, list[Verdict], str | None]:
-    """Like `advance`, one observation at a time, so that a failure has the same effect however they arrive."""
-    monitor, verdicts = state.monitor, list[Verdict]()
-    for observation in observations:
-        call = monitor.verdict.verdict
-        try:
-            monitor, verdict = step(state.policy, monitor, observation)
-        except Exception as error:
-            failure = describe_failure(state.run, f"a detector failed at step {observation.step}", error)
-            return monitor, [*verdicts, monitor.verdict], failure
-        if verdict.verdict is not call:
-            verdicts.append(verdict)
-    return monitor, [*verdicts, monitor.verdict], None
 
 
 def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:

@@ -99,13 +99,6 @@ def test_refused_messages_do_not_affect_the_group(project: ProjectFixture) -> No
     assert accepted.accepted == 1
 
 
-def test_stored_policy_is_read_without_validation(project: ProjectFixture) -> None:
-    """A policy stored before its thresholds became invalid is still applied."""
-    member = {"detector": "posterior", "stop_at": 1.7}
-    project.add_policy({"name": "old", "members": [member]})
-    assert project.post_observations(project.open_run(policy="old"), evals(0.5)).accepted == 1
-
-
 def test_failing_message_does_not_affect_the_group(project: ProjectFixture) -> None:
     """A message that breaks the transaction of its group fails alone; the others are stored."""
     valid, invalid = project.open_run(), project.open_run()
