@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import DETECTORS, Detector
+from evalstop_detectors.detectors.posterior import Posterior
 
 from evalstop_lab.arguments import positive_number, rate
 from evalstop_lab.backtest.cases import infer_early_stopping
@@ -68,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of your healthy runs"
     )
     parser.add_argument(
-        "--detector", default="posterior", metavar="NAME", help="with --false-stops (default: posterior)"
+        "--detector", default=Posterior.name, metavar="NAME", help="with --false-stops (default: %(default)s)"
     )
     parser.add_argument("--name", default="ours", help="name of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")
