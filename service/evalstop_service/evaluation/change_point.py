@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +58,7 @@ _PENALTY = 3.0  # times ln n, per knot, in units of the noise's variance
 _SIGNIFICANT = 3.0  # standard errors; the least fall of the eval score
 _SHARE = 0.1  # of the gain; the least fall
 _LIKELY = 3.84  # a 95 % interval of a border may raise the squared misfit by so many variances of the noise
+_TINY = 1e-100  # a smaller range, or one beyond its inverse, would be lost in squares
 _NEAR = 3.0  # standard errors; a smoothed score within them is as high as another: covers the peak nine times in ten
 
 Floats = NDArray[np.float64]
@@ -142,7 +142,7 @@ def find_segments(scores: Sequence[Score]) -> list[EvalSegment]:
         EvalSegment(
             _KINDS[float(kinds[first])],
             *(curve.steps[index] for index in (knots[first], knots[last], *ranges[first])),
-            *(curve.restore(curve.origin + heights[knot]) for knot in (first, last)),
+            *(curve.origin + float(heights[knot]) for knot in (first, last)),
         )
         for first, last in pairwise(borders)
     ]
@@ -150,25 +150,14 @@ def find_segments(scores: Sequence[Score]) -> list[EvalSegment]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Finite scores, thinned, as `values` from the first one on; their unit keeps squares from overflow and from 0.
-
-    `steps`: of each value. `origin`: the first score in this unit. `sd`: the noise of a value.
-    """
+    """Finite scores, thinned: `values` beyond the first one, `origin`. `steps`: of each. `sd`: the noise of a value."""
 
     steps: list[int]
     values: Floats
     origin: float
-    exponent: int
     span: float
     smoothed: Smoothed
     sd: float
-
-    def restore(self, width: float) -> float:
-        """A number in the unit of the scores."""
-        try:
-            return math.ldexp(width, self.exponent)
-        except OverflowError:
-            return math.copysign(sys.float_info.max, width)
 
 
 def _read_curve(scores: Sequence[Score]) -> _Curve | None:
@@ -177,16 +166,16 @@ def _read_curve(scores: Sequence[Score]) -> _Curve | None:
     if len(finite) < MIN_SCORES or not AVAILABLE:
         return None
     values = np.array([score.value for score in finite])
-    exponent = int(np.frexp(np.abs(values).max())[1])
-    values = np.ldexp(values, -exponent)
     origin = float(values[0])
-    values, places = _thinned(values - origin)
-    span = float(np.ptp(values))
-    if span <= 1e-12:
+    least = max(1e-12 * float(np.abs(values).max()), _TINY)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values, places = _thinned(values - origin)
+        span = float(np.ptp(values))
+    if not least < span < 1 / _TINY:
         return None
     smoothed = smooth_scores(values)
     steps = [finite[int(place)].step for place in places]
-    return _Curve(steps, values, origin, exponent, span, smoothed, max(smoothed.noise, 1e-6 * span))
+    return _Curve(steps, values, origin, span, smoothed, max(smoothed.noise, 1e-6 * span))
 
 
 def find_knots(values: Floats, penalty: float) -> Places:

@@ -63,24 +63,27 @@ def choose_preset(url: str, endpoint_format: str) -> str:
 def create_endpoint(
     database: Database,
     author: Author,
-    *,
     url: str,
     event_types: Iterable[str],
-    format: str,  # noqa: A002 - the name of the API field
-    address_policy: AddressPolicy,
     encryption: Encryption,
+    *,
+    format: str = Format.STANDARD,  # noqa: A002 - the name of the API field
+    address_policy: AddressPolicy | None = None,
 ) -> Endpoint:
-    """Add an endpoint; raises AddressRefused when its URL is not allowed, QuotaReached, and Conflict if it is taken."""
-    _require_allowed(url, address_policy)
+    """Add an endpoint; raises AddressRefused when its URL is not allowed, QuotaReached, and Conflict if it is taken.
+
+    `address_policy`: None, if its receiver fetches its events.
+    """
+    if address_policy is not None:
+        _require_allowed(url, address_policy)
     _require_fitting(url, format)
-    return _add_endpoint(database, author, url, event_types, format, encryption)
-
-
-def create_pull_endpoint(
-    database: Database, author: Author, *, name: str, event_types: Iterable[str], encryption: Encryption
-) -> Endpoint:
-    """Add an endpoint whose receiver fetches its events; raises QuotaReached, and Conflict if its name is taken."""
-    return _add_endpoint(database, author, endpoints.PULL_PREFIX + name, event_types, Format.STANDARD, encryption)
+    with database.transaction() as tx:
+        counts.require_room(tx, projects.lock_project(tx, author.project_id), "endpoints", author.at)
+        _require_own_url(tx, author.project_id, url)
+        given: dict[str, Any] = {"event_types": event_types, "format": format, "encryption": encryption}
+        endpoint = endpoints.add_endpoint(tx, author.project_id, url=url, now=author.at, **given)
+        _record_change(tx, author, "endpoint.created", endpoint)
+        return endpoint
 
 
 def change_endpoint(
@@ -133,24 +136,6 @@ def _record_change(tx: Transaction, author: Author, action: str, endpoint: Endpo
 def name_host(url: str) -> str:
     """The part of an endpoint's URL that may be shown to anyone: its path may be a secret."""
     return url if url.startswith((endpoints.PULL_PREFIX, SCHEME)) else urlsplit(url).netloc
-
-
-def _add_endpoint(
-    database: Database, author: Author, url: str, event_types: Iterable[str], form: str, encryption: Encryption
-) -> Endpoint:
-    with database.transaction() as tx:
-        counts.require_room(tx, projects.lock_project(tx, author.project_id), "endpoints", author.at)
-        _require_own_url(tx, author.project_id, url)
-        endpoint = endpoints.add_endpoint(
-            *(tx, author.project_id),
-            url=url,
-            event_types=event_types,
-            format=form,
-            now=author.at,
-            encryption=encryption,
-        )
-        _record_change(tx, author, "endpoint.created", endpoint)
-        return endpoint
 
 
 def _require_fitting(url: str, endpoint_format: str) -> None:

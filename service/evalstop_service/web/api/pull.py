@@ -16,7 +16,7 @@ from pydantic import Field
 from evalstop_service.domain.fields import Body, Integral, Line
 from evalstop_service.errors import Overloaded, require
 from evalstop_service.store.database import read_now
-from evalstop_service.store.endpoints import load_pull_endpoint
+from evalstop_service.store.endpoints import PULL_PREFIX, load_pull_endpoint
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
@@ -99,11 +99,9 @@ class Settlement(Answer):
 @router.post("", status_code=201)
 def create_pull_endpoint(body: PullEndpointIn, caller: Admin, context: Ctx, now: Now) -> EndpointWithSecret:
     """Create an endpoint whose receiver fetches its events; change, rotate and delete it like any other endpoint."""
-    event_types, encryption = body.list_event_types("receiver"), context.encryption
-    endpoint = endpoints.create_pull_endpoint(
-        context.database, caller.author(now), name=body.name, event_types=event_types, encryption=encryption
-    )
-    return view_with_secret(endpoint, encryption)
+    url, event_types = PULL_PREFIX + body.name, body.list_event_types("receiver")
+    endpoint = endpoints.create_endpoint(context.database, caller.author(now), url, event_types, context.encryption)
+    return view_with_secret(endpoint, context.encryption)
 
 
 @router.post("/{endpoint_id}/claim")
