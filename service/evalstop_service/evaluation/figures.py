@@ -214,11 +214,14 @@ def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]]
     return all(panel.get(parts.get("detector", detector), True) for panel in own)
 
 
-def load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
-    """The detectors of a version of a policy that can call for a stop, and whether each observes."""
+def load_panel(tx: Transaction, project_id: UUID, name: str, version: int, *, callers: bool = False) -> dict[str, bool]:
+    """The detectors of a version of a policy, and whether each observes; `callers`: of those that can call."""
     policy = policy_from_document(policies.load_version(tx, project_id, name, version).document)
-    panel = enumerate(policy.panel.items())
-    return {name: place >= len(policy.members) for place, (name, item) in panel if item.thresholds.stop_at is not None}
+    return {
+        name: place >= len(policy.members)
+        for place, (name, item) in enumerate(policy.panel.items())
+        if item.thresholds.stop_at is not None or not callers
+    }
 
 
 def _arrange_key(by: Sequence[Grouping], split: Sequence[Grouping], parts: Sequence[Any], detector: str) -> Key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from html import unescape
@@ -93,7 +94,8 @@ def test_page_counts_the_cases_once(
 def test_panel_compares_detectors_on_the_same_runs(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Each detector that can call has a row, the one that decides first; a link lists the cases where two disagree."""
+    """Each detector that can call has a row, the one that decides first; a link lists the cases where two disagree,
+    and another detector can be tried."""
     run = tenant.open_run("ppo", policy="default")
     both = {"posterior": judge_call("right", 30), "k_decline": judge_call("right", 10)}
     insert_cases(database, run, 4, now, calls=both)
@@ -117,6 +119,13 @@ def test_panel_compares_detectors_on_the_same_runs(
     disagreed = get_text(visitor, alone)
     assert disagreed.count('class="row-link"') == 3
     assert "called, <bdi>posterior</bdi> did not: 3 runs, 3 of them healthy, 0 turned" in disagreed
+    tried = {"detector": "k_decline", "version": "1", "csrf": read_csrf_token(visitor)}
+    answer = visitor.post("/policies/default/edit/try", data=tried)
+    assert answer.status_code == 303
+    (text,) = re.findall(r"<textarea[^>]*>([^<]*)</textarea>", get_text(visitor, answer.headers["location"]))
+    members = [item for item in json.loads(text)["members"] if item["stop_at"] is not None]
+    assert [item["detector"] for item in members if not item.get("observe")] == ["k_decline"]
+    assert visitor.post("/policies/default/edit/try", data=tried | {"detector": "oracle"}).status_code == 404
 
 
 @SQLITE_ONLY

@@ -208,8 +208,19 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 
 
 @router.post("/{name}/edit/try")
-def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = "") -> Response:
-    """Backtest the document on the newest ended runs."""
+def try_policy(
+    name: str,
+    site: SiteOf,
+    visitor: Operator,
+    document: Document = "",
+    detector: Annotated[str, Form(max_length=100)] = "",
+    version: Annotated[int | None, Form(ge=1, le=2**31 - 1)] = None,
+) -> Response:
+    """Backtest the document, or one of a version in which only `detector` decides, on the newest ended runs."""
+    if detector:
+        with site.database.reading() as tx:
+            stored = policies.load_version(tx, visitor.project.id, name, version)
+        document = formatting.format_json(_let_decide(stored.document, detector))
     try:
         draft = policy_to_document(_read_policy(document))
         backtest = backtests.run_backtest(
@@ -218,6 +229,18 @@ def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = 
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
     return RedirectResponse(f"/policies/{name}/edit?backtest={backtest.id}", 303)
+
+
+def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
+    """The policy, changed so that only this detector can stop a run and the others observe; raises NotFound."""
+    named, others = name_members(document), {"observe": True, "suspect_at": None}
+    if detector not in dict(named):
+        raise NotFound
+    members = [
+        member | ({"observe": False} if name == detector else others if member["stop_at"] is not None else {})
+        for name, member in named
+    ]
+    return {**document, "members": members, "at_least": 1}
 
 
 def _read_policy(text: str) -> Policy:

@@ -83,7 +83,7 @@ def load_panels(
     panels = []
     for group in by_policy:
         name, version = group.key
-        able = figures.load_panel(tx, project_id, name, version)
+        able = figures.load_panel(tx, project_id, name, version, callers=True)
         detectors = [rows[name, version, item] for item in able if (name, version, item) in rows]
         detectors.sort(key=_count_calls, reverse=True)
         panels.append(Panel(name, version, is_enforced(group, stages), detectors))
@@ -179,7 +179,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
         version = figures.select_version(chosen, first[0].key) if first else chosen
         of_version = [count for count in counts if count.key[:2] == first[0].key]
         detectors = figures.load_detectors_by_week(tx, project_id, version, of_version)
-        callers = figures.load_panel(tx, project_id, *first[0].key) if first else {}
+        callers = figures.load_panel(tx, project_id, *first[0].key, callers=True) if first else {}
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
