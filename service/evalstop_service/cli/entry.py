@@ -9,8 +9,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,22 +48,13 @@ Add = Callable[..., argparse.ArgumentParser]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure, 2 on wrong usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    with _without_garbage_collection():
+    gc.disable()  # what is imported stays, and looking through it again and again takes a fifth of the time
+    try:
         options = parser(arguments).parse_args(arguments)
         execution = import_module("evalstop_service.cli.execution")
-    return int(execution.execute(options))
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """For imports: what is imported stays, and looking through it again and again takes a fifth of their time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
+    return int(execution.execute(options))
 
 
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

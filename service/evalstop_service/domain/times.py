@@ -61,9 +61,6 @@ def begin_day(now: datetime) -> datetime:
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
-MORNING = time(9)
-"""When the working day begins, for people who put a stop off until the morning."""
-
 _TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _HOURS = re.compile(rf"([A-Za-z,-]{{1,60}}) ({_TIME})-({_TIME})(?: ([^ ]{{1,60}}))?")
 _DAY = timedelta(days=1)
@@ -125,22 +122,17 @@ def parse_stop_hours(written: object) -> StopHours:
     listed = tuple(day for part in days.lower().split(",") for day in _list_days(part))
     if len(set(listed)) < len(listed) or not set(listed) <= set(DAYS):
         raise ValueError(f"days are {', '.join(DAYS)}, each at most once")
-    find_zone(time_zone)
-    return StopHours(listed, begin, end, time_zone)
-
-
-def find_zone(name: str) -> ZoneInfo:
-    """The time zone; raises ValueError if it is not known here."""
     try:
-        return ZoneInfo(name)
+        ZoneInfo(time_zone)
     except (KeyError, ValueError, OSError):  # OSError: the name of a folder
-        raise ValueError(f"the time zone {name[:60]!r} is not known; write one such as Europe/Berlin or UTC") from None
+        raise ValueError(f"the time zone {time_zone!r} is not known; write one such as Europe/Berlin or UTC") from None
+    return StopHours(listed, begin, end, time_zone)
 
 
 def find_morning(after: datetime, zone: ZoneInfo) -> datetime:
     """The next 09:00 after a time."""
     today = after.astimezone(zone).date()
-    mornings = (_locate(today + number * _DAY, MORNING, zone)[0] for number in range(3))
+    mornings = (_locate(today + number * _DAY, time(9), zone)[0] for number in range(3))
     return next(morning for morning in mornings if morning > after)
 
 
