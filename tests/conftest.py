@@ -115,7 +115,6 @@ ON_BOTH_DATABASES = (
     "tests/service/ingest/test_committer.py::test_waiting_posts_are_committed_together",
     "tests/service/ingest/test_edits.py",
     "tests/service/runs/test_retention_beside_others.py::test_writer_beside_pruning_loses_nothing",
-    "tests/service/store/queue/test_breakers.py::test_open_breaker_stops_claims",
     "tests/service/store/queue/test_leases.py",
     "tests/service/store/queue/test_outbox_model.py",
     "tests/service/store/queue/test_queues.py",

@@ -1,7 +1,8 @@
-"""A commit whose answer is lost, at the service or at the client: the observations are stored once."""
+"""A commit whose answer is lost, and a clock that steps back: observations are stored once, changes in order."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -9,19 +10,31 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 import sqlalchemy as sa
+from evalstop_service.clock import Clock
+from evalstop_service.ingest import Committer, Content, Message, Observations, Resumed, RunCache, running_in_thread
+from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.store import run_details, tables
 from evalstop_service.store.database import Database
 
 from tests.conftest import ClonePostgres
 from tests.faults.conftest import NEEDS_OWN_POSTGRES
 from tests.faults.retrying_clients import RetryingClient, build_batch, create_observations
-from tests.faults.run_records import assert_nothing_lost, create_project_and_key
+from tests.faults.run_records import (
+    assert_nothing_lost,
+    create_project_and_key,
+    ingest_without_faults,
+    load_history,
+    load_observations,
+    summarize_run,
+)
 from tests.faults.servers import Replicas, start_replica
-from tests.service.project_fixture import ProjectFixture
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 pytestmark = pytest.mark.real
 
@@ -96,7 +109,7 @@ def test_replica_killed_after_its_commit_loses_nothing(proxied: ProxiedService, 
 
 
 COMMIT_MESSAGES = (b"COMMIT\x00", b"COMMIT;\x00")
-OBSERVATIONS = b"\x00\x00\x00\x05proxy"
+OBSERVATIONS = b'"proxy"'
 """A metric's name in a statement that inserts observations, which may be a transaction by itself."""
 IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
 """ReadyForQuery, which ends an answer: outside a transaction, or inside one."""
@@ -204,3 +217,39 @@ def start_commit_proxy(database_url: str) -> Iterator[tuple[CommitProxy, str]]:
         finally:
             proxy.close()
             thread.join()
+
+
+CLOCK_STEPS = 80
+HOUR = timedelta(hours=1)
+
+
+def create_stepping_clock() -> Clock:
+    """A clock that steps back an hour at every third reading and stands still in between."""
+    readings = itertools.count()
+    return lambda: NOW - HOUR * (next(readings) // 3)
+
+
+@pytest.mark.nightly
+def test_clock_steps_in_two_processes_change_nothing(database: Database, embedded_database: Database) -> None:
+    """Two processes whose clock keeps stepping back store the same run and verdicts as one with a correct clock."""
+    project, clock = set_up_project(database), create_stepping_clock()
+    run = project.open_run(policy="paper", mode="enforce")
+    processes = [Committer(database, RunCache(), clock, ServiceMetrics()) for _ in range(2)]
+    middle, steps = CLOCK_STEPS // 2, [Observations(tuple(create_observations(step))) for step in range(CLOCK_STEPS)]
+    messages: list[Content] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
+    versions = []
+    with running_in_thread(processes[0]), running_in_thread(processes[1]):
+        for number, message in enumerate(messages):
+            receipt = processes[number % 2].submit_and_wait(Message(project.id, run.id, message))
+            versions.append((receipt.run.version, receipt.run.updated_at))
+    other, expected = ingest_without_faults(embedded_database, messages)
+    assert len({version for version, _ in versions}) == len(versions)
+    assert versions == sorted(versions, key=lambda version: version[0])
+    assert summarize_run(project.load_run(run)) == summarize_run(expected)
+    assert load_observations(project, run) == load_observations(other, expected)
+    assert load_history(project, run) == load_history(other, expected)
+    with database.reading() as tx:
+        verdict_names = [change.verdict for change in run_details.list_verdicts(tx, run.id)]
+        times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
+    assert times == sorted(times, reverse=True)
+    assert verdict_names == [verdict for _, verdict in load_history(other, expected)["verdicts"]][::-1]

@@ -138,33 +138,11 @@ def test_fifo_agrees_with_simpy(workload: Workload) -> None:
     assert simulate_cluster(workload, FIFO, Cluster(GPUS)).ended == pytest.approx(simulate_with_simpy(workload, GPUS))
 
 
-@property_settings
-@given(workload=workloads(GPUS), cluster=clusters)
-def test_pause_costs_a_restore(workload: Workload, cluster: Cluster) -> None:
-    """A job that was never paused during a restore held its GPUs for its hours and one restore per pause."""
-    schedule = simulate_cluster(workload, SRTF, cluster)
-    for job in workload.jobs:
-        spells = [until - since for number, since, until in schedule.spells if number == job.number]
-        if all(length >= cluster.restore_hours for length in spells[1:]):
-            held = job.hours + (len(spells) - 1) * cluster.restore_hours
-            assert schedule.held[job.number] == pytest.approx(held)
-
-
 def test_job_that_does_not_fit_is_refused() -> None:
     """A gang that is larger than the cluster is an error that states both sizes."""
     workload = build_plain_workload(np.array([0.0]), np.array([9]), np.array([1.0]))
     with pytest.raises(ValueError, match="needs 9 GPUs, but the cluster has 8"):
         simulate_cluster(workload, FIFO, Cluster(8))
-
-
-@property_settings
-@given(workload=workloads(GPUS), share=st.floats(0.1, 1.0))
-def test_ending_sooner_under_fifo_delays_no_job(workload: Workload, share: float) -> None:
-    """Under strict FIFO a job that ends early makes no other job end later."""
-    ends = workload.hours.copy()
-    ends[0] *= share
-    before, after = (simulate_cluster(workload, FIFO, Cluster(GPUS), e).ended for e in (workload.hours, ends))
-    assert (after <= before + 1e-9).all()
 
 
 def test_skipping_starts_small_jobs_first() -> None:

@@ -108,10 +108,6 @@ def test_figures_without_runs_are_unknown() -> None:
     assert math.isnan(scores.delay.value)
 
 
-outcomes = st.builds(Outcome, st.none() | st.integers(0, 8).map(lambda n: 10 * n), st.just(20))
-pairs = st.lists(st.tuples(outcomes, st.sampled_from([HACKING, HEALTHY])), max_size=30)
-
-
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.floats(0.01, 100), st.floats(-100, 100))
 def test_scale_and_shift_change_no_label(eval_scores: list[float], scale: float, shift: float) -> None:
     """Linear transformations of the scores keep the label."""

@@ -137,10 +137,6 @@ class FakeEndpoint:
         """Use TLS for all further connections."""
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
-    def has_received(self, count: int) -> bool:
-        """Whether exactly this many requests have arrived."""
-        return len(self.received) == count
-
     def webhook_ids(self) -> list[str]:
         """The `webhook-id` headers received, in order."""
         return [request.headers["webhook-id"] for request in self.received]

@@ -1,19 +1,29 @@
-"""Several workers on one outbox: no delivery is claimed twice or early, and none is lost with a worker."""
+"""Several workers on one outbox, and faults beside them: no delivery is claimed twice or early, and none is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler
 from uuid import UUID
 
+import psycopg
+import pytest
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
+from tests.fixtures.postgres_server import format_conninfo, open_connection, start_postgres
 from tests.service.concurrency import run_concurrently
 from tests.service.webhooks.delivery.fakes import (
     EPOCH,
@@ -115,3 +125,142 @@ async def deliver_one_event(database: Database, clock: Clock, fake: FakeEndpoint
 def list_deliveries(database: Database, project: SeededProject) -> list[Delivery]:
     with database.reading() as tx:
         return project.list_deliveries(tx)
+
+
+LIMITS = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
+
+
+def all_delivered(database: Database, project: SeededProject) -> bool:
+    with database.reading() as tx:
+        return all(delivery.state == "delivered" for delivery in project.list_deliveries(tx))
+
+
+def ignore_errors(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Wrap a condition: it is false while the database is unavailable."""
+
+    def condition_holds() -> bool:
+        try:
+            return condition()
+        except Exception:
+            return False
+
+    return condition_holds
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Database]:
+    """A migrated database on a PostgreSQL server of its own, which the test crashes."""
+    if "TEST_DATABASE_URL" in os.environ:
+        pytest.skip("the test does not crash a server given by TEST_DATABASE_URL")
+    with start_postgres() as url:
+        database = Database(url)
+        schema.upgrade_schema(database)
+        yield database
+        database.close()
+
+
+def crash_postgres(database: Database) -> None:
+    """Kill a backend: PostgreSQL closes all connections, recovers from its log and restarts."""
+    url = format_conninfo(database.url.render_as_string(hide_password=False))
+    while True:
+        try:
+            with psycopg.connect(url) as connection:
+                os.kill(connection.info.backend_pid, signal.SIGKILL)
+                connection.execute("SELECT pg_sleep(60)")
+        except psycopg.OperationalError as error:
+            if "server closed the connection" in str(error):
+                return
+            time.sleep(0.1)  # still recovering from the previous crash
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_worker_survives_postgresql_crashes(own_postgres: Database) -> None:
+    """PostgreSQL crashes twice during deliveries; every event arrives once and is settled."""
+    database = own_postgres
+    project = seed_project(database)
+    crashed: list[int] = []
+
+    def behavior(_request: BaseHTTPRequestHandler, number: int) -> Reply:
+        if number in (5, 35):
+            crash_postgres(database)
+            crashed.append(number)
+        return Reply(200)
+
+    with FakeEndpoint(behavior) as fake:
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 60)
+        all_done = ignore_errors(lambda: len(crashed) == 2 and all_delivered(database, project))
+        # If a crash interrupts the commit of a claim, its outcome is unknown: the delivery waits for its lease to end.
+        limits = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=25)
+        asyncio.run(deliver_until(all_done, database, limits=limits, timeout_seconds=20))
+        assert len(set(fake.webhook_ids())) == 60
+        assert len(fake.received) == 60, "running attempts were settled afterwards, not sent again"
+
+
+@pytest.mark.real
+def test_worker_survives_cut_connections(postgres_database: Database, postgres_url: str) -> None:
+    """Connections are cut repeatedly while attempts are settled; each event arrives once and is settled."""
+    database = postgres_database
+    project = seed_project(database)
+
+    def terminate_connections() -> None:
+        with open_connection(postgres_url) as server:
+            server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database.url.database,)
+            )
+
+    def behavior(_request: BaseHTTPRequestHandler, number: int) -> Reply:
+        if number % 7 == 3:
+            terminate_connections()
+        return Reply(200)
+
+    with FakeEndpoint(behavior) as fake:
+        project.add_endpoint(database, fake.url)
+        announce_events(database, project, 60)
+        asyncio.run(deliver_until(ignore_errors(lambda: all_delivered(database, project)), database, limits=LIMITS))
+        assert len(fake.received) == 60
+        assert len(set(fake.webhook_ids())) == 60
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_randomly_killed_workers_lose_nothing(database: Database, database_url: str) -> None:
+    """When workers are killed at random, every event arrives and none is claimed while its lease holds."""
+    project = seed_project(database)
+    count = 120
+    chance = random.Random(7)
+    with FakeEndpoint(Reply(200)) as fake:
+        for _ in range(3):
+            project.add_endpoint(database, fake.url)
+        if not database.embedded:
+            record_early_claims(database)
+        with run_worker_processes(database_url, 3, lease_seconds=2.0) as workers:
+            for number in range(0, count, 30):
+                announce_events(database, project, 30)
+                workers.wait_for(partial(has_received_more_than, fake, number))
+                workers.kill_random_worker(chance)
+            workers.wait_for(lambda: all_delivered(database, project))
+        assert len(set(fake.webhook_ids())) == count
+        with database.reading() as tx:
+            assert {delivery.state for delivery in project.list_deliveries(tx)} == {"delivered"}
+            if not database.embedded:
+                assert tx.exec_driver_sql("SELECT count(*) FROM claims_too_early").scalar_one() == 0
+
+
+def has_received_more_than(fake: FakeEndpoint, count: int) -> bool:
+    return len(set(fake.webhook_ids())) > count
+
+
+def record_early_claims(database: Database) -> None:
+    """Install a trigger that records each claim of a delivery whose lease had not ended."""
+    with database.transaction() as tx:
+        tx.exec_driver_sql("CREATE TABLE claims_too_early (id uuid, due_at timestamptz, at timestamptz)")
+        tx.exec_driver_sql(
+            "CREATE FUNCTION watch_claim() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF NEW.attempts > OLD.attempts AND OLD.due_at > clock_timestamp() THEN "
+            "INSERT INTO claims_too_early VALUES (OLD.id, OLD.due_at, clock_timestamp()); END IF; RETURN NEW; END $$"
+        )
+        tx.exec_driver_sql(
+            "CREATE TRIGGER watch_claim BEFORE UPDATE ON deliveries FOR EACH ROW EXECUTE FUNCTION watch_claim()"
+        )

@@ -11,7 +11,6 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, Kind
 
 from tests.clients.receivers.conformance import Conformance, make_stop_request
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, KubernetesLauncher
-from tests.clients.receivers.kubernetes.test_end_to_end import test_stop_frees_a_gpu_for_a_waiting_job  # noqa: F401
 from tests.clients.receivers.kubernetes.test_idle_returns import (  # noqa: F401
     test_parked_workload_runs_while_nobody_waits,
     test_pods_elsewhere_count_where_they_may_be_listed,
@@ -32,6 +31,7 @@ from tests.clients.receivers.kubernetes.test_job_finding import (  # noqa: F401 
     test_labels_of_another_object_are_refused,
     test_runs_of_other_clusters_are_foreign,
 )
+from tests.clients.receivers.kubernetes.test_receiver import test_stop_frees_a_gpu_for_a_waiting_job  # noqa: F401
 
 pytestmark = pytest.mark.real
 
