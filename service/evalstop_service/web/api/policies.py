@@ -13,7 +13,7 @@ from pydantic import Field, RootModel
 from evalstop_service.decisions import second_person
 from evalstop_service.domain.fields import Body, Integral, Line, Plain
 from evalstop_service.domain.run import Call
-from evalstop_service.errors import NotFound, require
+from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.evaluation.backtests import Summary
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -27,7 +27,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import API, create_router
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, answers
+from evalstop_service.web.api.schemas import Answer, Limit, Page, answers
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
 router = create_router("policies", prefix=f"{API}/policies")
@@ -123,17 +123,6 @@ def list_policies(
     listed = versions[:limit]
     next_cursor = listed[-1].reference if len(versions) > limit else None
     return Page[PolicyOut](items=[PolicyOut.model_validate(policy) for policy in listed], next_cursor=next_cursor)
-
-
-@router.get("/{name}")
-def get_policy(
-    name: Annotated[str, Path(description="name of the policy")], caller: Read, database: Db
-) -> Items[PolicyOut]:
-    """All versions of one policy, the newest first."""
-    with database.reading() as tx:
-        versions = policy_rows.list_policies(tx, caller.project_id)
-    items = [PolicyOut.model_validate(policy) for policy in versions if policy.name == name]
-    return Items[PolicyOut](items=require(items or None, f"policy {name!r} in this project"))
 
 
 @router.post("", status_code=201, response_model=PolicyOut, responses=WAITS)

@@ -133,12 +133,8 @@ def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, root:
 
 
 def find_references(tx: Transaction, project_id: UUID, experiment_ids: Sequence[str]) -> list[UUID | None]:
-    """What rows have in place of these experiments. As in MLflow an unknown one has no rows, and raises
-    MlflowError only if it is no number."""
-    for experiment_id in experiment_ids:
-        if not re.fullmatch(r"[0-9]+", experiment_id, re.ASCII):
-            raise invalid_parameter(f"Invalid experiment ID {experiment_id!r:.100}; it must be a number")
-    numbers = {int(text) for text in (text.lstrip("0") or "0" for text in experiment_ids) if len(text) < 10}
+    """What rows have in place of these experiments. As in MLflow an unknown one has no rows."""
+    numbers = set(map(int, experiment_ids))
     stored = mlflow.find_experiments(tx, project_id, numbers)
     return [experiment.id for experiment in stored] + ([None] if DEFAULT_NUMBER in numbers else [])
 

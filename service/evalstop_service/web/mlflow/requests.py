@@ -243,7 +243,7 @@ class SearchExperiments(BaseModel):
 class SearchRuns(SearchExperiments):
     """runs/search."""
 
-    experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
+    experiment_ids: Annotated[list[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]], Field(max_length=1000)] = []
     run_view_type: View = "ACTIVE_ONLY"
 
 

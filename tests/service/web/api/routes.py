@@ -16,7 +16,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/keys"): set(),
     ("DELETE", "/keys/{key_id}"): set(),
     ("GET", "/policies"): {"read"},
-    ("GET", "/policies/{name}"): {"read"},
     ("POST", "/policies"): set(),
     ("GET", "/policies/{name}/rollout-stage"): {"read"},
     ("PUT", "/policies/{name}/rollout-stage"): set(),
