@@ -77,12 +77,6 @@ class Exploit:
             return None
 
 
-def find_eval(metrics: Mapping[str, Any]) -> str | None:
-    """The metric with the role eval; of several the mean that the service computes."""
-    evals = [name for name, role in metrics.items() if role.get("role") == "eval"]
-    return "evalstop/score" if len(evals) > 1 else next(iter(evals), None)
-
-
 def describe_run(latest: Json, verdict: object, decision: object) -> str:
     """The run as one line; fields that are missing, as before the service's first answer, are left out.
 

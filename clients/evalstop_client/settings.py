@@ -149,10 +149,6 @@ def parse_labels(text: str) -> dict[str, str]:
     return dict(parse_pairs((part for part in text.split(",") if part.strip()), "EVALSTOP_LABELS"))
 
 
-def format_labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in labels.items())
-
-
 def resolve(environment: Mapping[str, str], name: str | None, arguments: RunArguments) -> Settings:
     """The settings of a run, from arguments, else from `environment`; raises ConfigurationError."""
     if unknown := arguments.keys() - RunArguments.__annotations__.keys():

@@ -45,12 +45,7 @@ def verify(
     return webhook_id
 
 
-def check_secret(secret: str) -> None:
-    """Raise ConfigurationError unless this is a secret."""
-    _secret_bytes(secret)
-
-
-def _secret_bytes(secret: str) -> bytes:
+def parse_secret(secret: str) -> bytes:
     """Decode `whsec_<base64>`; raises ConfigurationError if it is malformed."""
     encoded = secret.strip().removeprefix(PREFIX)
     try:
@@ -71,10 +66,7 @@ def _find_header(headers: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _signature(key: bytes, signed: bytes) -> str:
-    return f"{VERSION_TAG}," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
-
-
 def _has_match(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
-    expected = _signature(_secret_bytes(secret), signed).encode()
+    digest = hmac.new(parse_secret(secret), signed, hashlib.sha256).digest()
+    expected = f"{VERSION_TAG},".encode() + base64.b64encode(digest)
     return any(hmac.compare_digest(expected, received.encode(errors="replace")) for received in presented)

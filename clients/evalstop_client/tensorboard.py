@@ -144,7 +144,7 @@ def _parse_value(summary: bytes) -> tuple[str, float] | None:
     number: float | None = None
     for key, kind, value in fields(summary):
         if key == 1 and kind == BYTES:
-            tag = _decode_text(value)
+            tag = value.decode(errors="replace")
         elif key == 2 and kind == FIXED32:
             (number,) = struct.unpack("<f", value)
         elif key == 8 and kind == BYTES:
@@ -168,13 +168,6 @@ def _parse_number(tensor: bytes) -> float | None:
         elif key in FLOAT_FIELDS and kind != VARINT and len(value) == struct.calcsize(FLOAT_FIELDS[key]):
             numbers += struct.unpack(FLOAT_FIELDS[key], value)
     return float(numbers[0]) if form and len(numbers) == 1 else None
-
-
-def _decode_text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 logger = logging.getLogger("evalstop_client.tensorboard")

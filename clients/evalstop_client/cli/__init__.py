@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from io import TextIOWrapper
-from typing import Protocol
+from typing import Any
 
 from evalstop_client.cli import doctor, policies, project, runs
 from evalstop_client.errors import ConfigurationError, EvalStopError
@@ -38,15 +38,6 @@ COMMANDS = {
 """What adds each command to the parser, and its help text."""
 
 
-class Addition(Protocol):
-    """A module that adds commands."""
-
-    COMMANDS: Mapping[str, str]
-
-    def main(self, arguments: Sequence[str]) -> int:
-        """Run one of the commands."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure or if something blocks a stop, 2 on wrong usage."""
     for stream in (sys.stdout, sys.stderr):
@@ -54,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # the terminal may have no letters for a name
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = arguments[0] if arguments else ""
-    additions: list[Addition] = [] if name in COMMANDS else [point.load() for point in entry_points(group=GROUP)]
+    additions = [] if name in COMMANDS else [point.load() for point in entry_points(group=GROUP)]
     for addition in additions:
         if name in addition.COMMANDS:
-            return addition.main(arguments)
+            return int(addition.main(arguments))
     try:
         if not additions and name and not name.startswith("-") and name not in COMMANDS:
             raise ConfigurationError(f"{name}: not a command; those of the service need: pip install evalstop-service")
@@ -76,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def parser(additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
+def parser(additions: Sequence[Any] = ()) -> argparse.ArgumentParser:
     """The parser of all commands; the function of the parsed one is the option `command`."""
     texts = [f"  {name:<20} {text}" for addition in additions for name, text in addition.COMMANDS.items()]
     others = "\n".join(["commands of the service, for use on its machine:", *texts])

@@ -13,7 +13,7 @@ from evalstop_client.config import LabelValue, format_value
 from evalstop_client.errors import ConfigurationError, NotFound
 from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
-from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
+from evalstop_client.settings import validate_key, validate_url
 
 Since = str | datetime
 RunStatus = Literal["running", "parked", "completed", "failed", "stopped", "lost"]
@@ -37,16 +37,14 @@ class Api:
     request raises ApiError when it fails.
     """
 
-    def __init__(self, url: str | None = None, key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(self, url: str | None = None, key: str | None = None) -> None:
         url = url or os.environ.get("EVALSTOP_URL")
         secret = validate_key(key or os.environ.get("EVALSTOP_KEY"))
         if not url:
             raise ConfigurationError("url: set EVALSTOP_URL, url= or --url to the URL of the service.")
         if secret is None:
             raise ConfigurationError("key: set a key with key= or EVALSTOP_KEY; `evalstop up` prints the first one.")
-        if not 0 < timeout_seconds <= LONGEST_WAIT_SECONDS:
-            raise ConfigurationError(f"timeout_seconds {timeout_seconds!r}: it must be above 0 and at most a year.")
-        self.connection = Connection(validate_url(url), secret, timeout_seconds)
+        self.connection = Connection(validate_url(url), secret)
         """For requests without a method here: `api.connection.get("/precision")` returns the document."""
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from evalstop_client.errors import ApiError, ConfirmationNeeded, KeyRefused, Not
 from evalstop_client.service import Accepted, Answer, Json, Service, Unauthorized, Unavailable
 
 PAGE = 100
+TIMEOUT_SECONDS = 30.0
 
 Query = Mapping[str, str | int | list[str] | None]
 """Query parameters by name; None and empty ones are omitted."""
@@ -18,9 +19,9 @@ Query = Mapping[str, str | int | list[str] | None]
 class Connection:
     """A connection to one service with one key; not thread-safe."""
 
-    def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self.url = url
-        self._service = Service(url, key, timeout_seconds)
+        self._service = Service(url, key, TIMEOUT_SECONDS)
         weakref.finalize(self, self._service.close)
 
     def get(self, path: str, query: Query | None = None) -> Json:

@@ -7,7 +7,7 @@ from html import escape
 from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from evalstop_client.latest_answer import Verdict, describe_run, find_eval
+from evalstop_client.latest_answer import Verdict, describe_run
 from evalstop_client.reading.connection import Connection
 from evalstop_client.service import Json
 
@@ -179,7 +179,8 @@ class RunRecord(Record):
     @property
     def eval_metric(self) -> str | None:
         """The metric with the role eval, `evalstop/score` if there are several; None if there is none."""
-        return find_eval(self.metrics)
+        evals = [name for name, role in self.metrics.items() if role.get("role") == "eval"]
+        return "evalstop/score" if len(evals) > 1 else next(iter(evals), None)
 
     def history(self, metric: str | None = None, *, superseded: bool = False) -> Table[ObservationRecord]:
         """The observations of a metric by step, by default those of the eval.

@@ -34,12 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         return int(options.run(options))
-    except ConfigurationError as error:
+    except (ConfigurationError, KeyRefused) as error:
         sys.stderr.write(f"evalstop-receiver: {error}\n")
-        return USAGE
-    except KeyRefused as error:
-        sys.stderr.write(f"evalstop-receiver: {error}\n")
-        return FAILED
+        return USAGE if isinstance(error, ConfigurationError) else FAILED
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -32,16 +32,12 @@ from evalstop_client.receivers.stop.receiver import (
     write_ready_file,
 )
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.settings import format_labels, parse_labels
+from evalstop_client.settings import parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-FORWARDED = tuple(
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
 ENDING = (signal.SIGTERM, signal.SIGINT)
+FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 KILL_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
@@ -168,7 +164,8 @@ def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[
     """
     labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
     tags = {**scheduler_labels(environment), LABEL: receiver_id}
-    return {**environment, "EVALSTOP_LABELS": format_labels(labels), RUN_CONTEXT: json.dumps(tags)}
+    texts = ",".join(f"{name}={value}" for name, value in labels.items())
+    return {**environment, "EVALSTOP_LABELS": texts, RUN_CONTEXT: json.dumps(tags)}
 
 
 def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:

@@ -131,7 +131,7 @@ class Reporter:
                     self._recorder.start()
                     self._sender.start()
                 except RuntimeError as error:  # the system has no more threads, or the interpreter is shutting down
-                    self._warnings.say_error_once("threads", "the run is NOT being watched; %s", error)
+                    self._warnings.warn_once("threads", "the run is NOT being watched; %s", error, level=logging.ERROR)
 
     def put(self, entry: Entry | LoggedValues) -> None:
         """Queue `entry`; never waits for the network, and for the disk only in a forked child."""

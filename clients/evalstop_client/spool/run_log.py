@@ -27,9 +27,13 @@ class WarningLog:
         """How many observations, checkpoints and other calls were lost."""
         return self._dropped
 
-    def warn_once(self, kind: str, message: str, *args: object) -> None:
-        """Log a warning, unless one of this kind was logged before."""
-        self._log_once(logging.WARNING, kind, message, *args)
+    def warn_once(self, kind: str, message: str, *args: object, level: int = logging.WARNING) -> None:
+        """Log a warning, unless one of this kind was logged before; an ERROR says that the run is not watched."""
+        with self._lock:
+            if kind in self._logged:
+                return
+            self._logged.add(kind)
+        logger.log(level, "evalstop: " + message, *args)
 
     def warn_late(self, times: int, kind: str, message: str, *args: object) -> None:
         """Log a warning once, when it is due for the so-manyth time."""
@@ -37,10 +41,6 @@ class WarningLog:
             self._due[kind] += 1
         if self._due[kind] >= times:
             self.warn_once(kind, message, *args)
-
-    def say_error_once(self, kind: str, message: str, *args: object) -> None:
-        """The same at level ERROR, for problems that keep the run from being watched."""
-        self._log_once(logging.ERROR, kind, message, *args)
 
     def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:
         """Count `count` items as lost, and warn once for each kind."""
@@ -52,13 +52,6 @@ class WarningLog:
         """Allow another warning of this kind, since the problem has passed."""
         with self._lock:
             self._logged.discard(kind)
-
-    def _log_once(self, level: int, kind: str, message: str, *args: object) -> None:
-        with self._lock:
-            if kind in self._logged:
-                return
-            self._logged.add(kind)
-        logger.log(level, "evalstop: " + message, *args)
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which a thread of the parent may have held."""

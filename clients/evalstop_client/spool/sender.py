@@ -157,7 +157,9 @@ class Sender:
         elif isinstance(answer, Refused):
             self._opened[_key_of(opening)] = answer
             self._spool.wake()
-            self._warnings.say_error_once(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
+            self._warnings.warn_once(
+                f"open {opening}", "the run is NOT being watched; %s", answer.reason, level=logging.ERROR
+            )
         return answer
 
     def _find_opened(self, opening: Mapping[str, Any]) -> str | Refused | None:
@@ -184,7 +186,7 @@ class Sender:
                     return answer
                 if part.to == "exploited":
                     text = "the copy of another run is not recorded, although it may be loaded: %s"
-                    self._warnings.say_error_once(f"exploited {part.body}", text, answer.reason)
+                    self._warnings.warn_once(f"exploited {part.body}", text, answer.reason, level=logging.ERROR)
                 bad, valid = split_rejected(part, answer)
                 if bad is not None:
                     self._reject_entries([bad], answer)
@@ -225,12 +227,13 @@ class Sender:
     def _say_if_ended(self) -> None:
         latest = self.latest_answer
         if self._is_own and latest.get("status") in ENDED and not latest.get("should_stop"):
-            self._warnings.say_error_once(
+            self._warnings.warn_once(
                 "ended",
                 "the run %r has ended (%s), and nothing stops it any more: start a new Run, or open it with "
                 'resume="allow" to continue it',
                 latest["name"],
                 latest["status"],
+                level=logging.ERROR,
             )
 
     def _update_latest_answer(self, body: Json) -> None:

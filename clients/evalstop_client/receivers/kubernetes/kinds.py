@@ -118,10 +118,13 @@ def at(tree: Any, *path: str) -> Any:
     return tree
 
 
+def list_owners(item: Object) -> list[Object]:
+    return list(item["metadata"].get("ownerReferences") or [])
+
+
 def find_controller(item: Object) -> Object | None:
     """The reference to the controller of an object."""
-    owners = item["metadata"].get("ownerReferences") or []
-    return next((reference for reference in owners if reference.get("controller")), None)
+    return next((owner for owner in list_owners(item) if owner.get("controller")), None)
 
 
 def set_field(path: tuple[str, ...], value: Any) -> dict[str, Any]:

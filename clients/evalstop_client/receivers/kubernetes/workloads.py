@@ -27,6 +27,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     at,
     find_controller,
     find_kind_of,
+    list_owners,
     set_field,
 )
 from evalstop_client.receivers.stop.job_control import Job
@@ -160,7 +161,7 @@ class Suspension:
                 raise
             self._may_be_queued = False
             return []
-        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
+        return [item for item in queued if metadata["uid"] in {owner["uid"] for owner in list_owners(item)}]
 
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
@@ -178,10 +179,6 @@ def is_queued(workload: Object) -> bool:
         and not WORKLOAD.list_states(workload) & {"QuotaReserved", "Admitted", "Finished"}
         and all(condition.get("reason") != "Inadmissible" for condition in conditions)
     )
-
-
-def _list_owners(item: Object) -> list[Object]:
-    return list(item["metadata"].get("ownerReferences") or [])
 
 
 LOST_NODE = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeStatusUnknown")
@@ -223,13 +220,13 @@ class Pod:
 
 def parse_pod(item: Object) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
-    owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
+    controller = find_controller(item)
     return Pod(
         uid=metadata["uid"],
         name=metadata["name"],
         phase=status.get("phase") or "Unknown",
         node=at(item, "spec", "nodeName") or "",
-        controller_uid=owners[0]["uid"] if owners else "",
+        controller_uid=controller["uid"] if controller is not None else "",
         created_at=parse_time(metadata.get("creationTimestamp")),
         delete_at=parse_time(metadata.get("deletionTimestamp")),
         is_forced=any(

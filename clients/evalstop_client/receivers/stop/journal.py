@@ -6,6 +6,7 @@ where it was and obeys no decision twice. Small files, not a database: the folde
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -19,11 +20,6 @@ from typing import IO, Any
 from evalstop_client.errors import ConfigurationError, EventMalformed
 from evalstop_client.receivers.stop.job_control import Job, StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  # not on Windows, where nothing keeps two receivers apart
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -153,7 +149,7 @@ def _may_start_again(stop: Stop, request: StopRequest) -> bool:
 
 def _lock_folder(folder: Path) -> IO[str]:
     file, deadline = (folder / "lock").open("w"), time.monotonic() + LOCK_SECONDS
-    while fcntl is not None:
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -39,8 +39,6 @@ def adopt_orphans() -> bool:
 
 def _set_process_attribute(option: int, value: int) -> bool:
     """Call prctl(2), which only Linux has; False if it is not possible."""
-    if sys.platform != "linux":
-        return False
     try:
         return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0)) == 0
     except (OSError, AttributeError):

@@ -22,7 +22,7 @@ from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
 from evalstop_client.settings import find_state_folder, validate_key, validate_url
-from evalstop_client.signature import check_secret
+from evalstop_client.signature import parse_secret
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -294,14 +294,14 @@ def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]
         if not secrets:
             raise ConfigurationError(f"webhook secret: {variable} is not set; or name a file with --secret-file.")
         for secret in secrets:
-            check_secret(secret)
+            parse_secret(secret)
         return lambda: secrets
 
     def read() -> list[str]:
         try:
             secrets = file.read_text().split() or [""]  # an empty one is none
             for secret in secrets:
-                check_secret(secret)
+                parse_secret(secret)
         except (OSError, UnicodeDecodeError, ConfigurationError) as error:
             logger.error("no secret in %s, so all webhooks are refused: %s", file, error)
             return []
