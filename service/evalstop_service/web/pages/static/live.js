@@ -106,7 +106,7 @@ const poll = oneAtATime(async () => {
       await Promise.all([swapParts(fresh), ...listeners.map((load) => load())]);
     }
     showLiveState("on", "Live");
-    wait = Math.max(POLL_MS, performance.now() - startedAt); // a slow page uses at most half of the time
+    wait = Math.max(POLL_MS, 9 * (performance.now() - startedAt)); // each open page takes a tenth of a core at most
   } catch (error) {
     showLiveState("lost", "Reconnecting");
     wait = RETRY_MS;
