@@ -8,13 +8,12 @@ and its calls block.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -63,19 +62,11 @@ class IngestStore(Protocol):
         """Close all connections."""
 
 
-def changed_part(before: object, after: object) -> object:
+def changed_json(before: object, after: object) -> str | None:
     """A JSON column to write. None: leave it, or it becomes NULL, which `save_changes` writes."""
-    if after is before:
+    if after is before or after is None:
         return None
-    return after.for_json if isinstance(after, Verdict) else after
-
-
-def _encode_changed(before: object, after: object) -> str | None:
-    part = changed_part(before, after)
-    return None if part is None else _encode(part).decode()
-
-
-_encode = msgspec.json.Encoder().encode
+    return msgspec.json.encode(after.for_json if isinstance(after, Verdict) else after).decode()
 
 
 # By the driver's own means: the same in SQLAlchemy Core takes 1.4 times as long for one run, 1.9 times for 32.
@@ -148,9 +139,9 @@ def _update_run(tx: Transaction, change: RunChange, at: str) -> bool:
     values = (
         at,
         run.last_step,
-        _encode_changed(before.verdict, run.verdict),
-        _encode_changed(before.best_checkpoint, run.best_checkpoint),
-        _encode_changed(before.raw_maximum, run.raw_maximum),
+        changed_json(before.verdict, run.verdict),
+        changed_json(before.best_checkpoint, run.best_checkpoint),
+        changed_json(before.raw_maximum, run.raw_maximum),
         run.id.hex,
         before.version,
     )
@@ -159,28 +150,28 @@ def _update_run(tx: Transaction, change: RunChange, at: str) -> bool:
 
 # Rows are compared once they are locked. PostgreSQL locks them by ascending id, so that two concurrent saves of the
 # same runs wait for each other in order; a deadlock is retried. In SQLAlchemy Core, several statements, the save of one
-# run takes 1.9 times as long, of 32 runs 5 times. Rows are two JSON texts: the driver takes twice as long to write
-# them as arrays.
+# run takes 1.9 times as long, of 32 runs 5 times. Rows as JSON instead of arrays save the service 8 us a post, and cost
+# PostgreSQL 11.
 SAVE = """
 WITH moved AS (
     UPDATE runs SET
         version = runs.version + 1,
         updated_at = $1,
         last_step = new.last_step,
-        verdict = coalesce(new.verdict, runs.verdict),
-        best_checkpoint = coalesce(new.best_checkpoint, runs.best_checkpoint),
-        raw_maximum = coalesce(new.raw_maximum, runs.raw_maximum)
-    FROM json_to_recordset($2::json)
-        AS new (id uuid, version integer, last_step bigint, verdict json, best_checkpoint json, raw_maximum json)
+        verdict = coalesce(new.verdict::json, runs.verdict),
+        best_checkpoint = coalesce(new.best_checkpoint::json, runs.best_checkpoint),
+        raw_maximum = coalesce(new.raw_maximum::json, runs.raw_maximum)
+    FROM unnest($2::uuid[], $3::integer[], $4::bigint[], $5::text[], $6::text[], $7::text[])
+        AS new (id, version, last_step, verdict, best_checkpoint, raw_maximum)
     WHERE runs.id = new.id AND runs.version = new.version
     RETURNING runs.id, runs.attempt
 ), added AS (
     INSERT INTO observations
         (run_id, metric, step, superseded_by, value, stderr, attempt, observed_at, received_at)
-    SELECT moved.id, new.metric, new.step, 0, new.value, new.stderr, moved.attempt, new.time, $1
-    FROM json_to_recordset($3::json)
-        AS new (id uuid, metric text, step bigint, value float8, stderr float8, time timestamptz)
-    JOIN moved ON moved.id = new.id
+    SELECT moved.id, new.metric, new.step, 0, new.value, new.stderr, moved.attempt, new.observed_at::timestamptz, $1
+    FROM unnest($8::uuid[], $9::text[], $10::bigint[], $11::double precision[], $12::double precision[],
+        $13::text[]) AS new (run_id, metric, step, value, stderr, observed_at)
+    JOIN moved ON moved.id = new.run_id
 )
 SELECT id FROM moved
 """
@@ -219,7 +210,7 @@ class PostgresIngest:
 
     async def save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
         """See `IngestStore`."""
-        arguments = (now, *write_rows(changes))
+        arguments = save_arguments(changes, now)
         async with self._borrow_connection() as connection:
             if follow_up is None and not self._database.learned[IS_POOLED]:
                 return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
@@ -278,34 +269,40 @@ async def _discard_connection(connection: _Connection) -> None:
     await connection.wrapped.close()
 
 
-def write_rows(changes: Sequence[RunChange]) -> tuple[str, str]:
-    """The runs and the observations that `SAVE` writes."""
+def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
+    """The arguments of `SAVE`."""
     changes = sorted(changes, key=_NUMBER)
-    runs = [
-        {
-            "id": change.run.id,
-            "version": change.before.version,
-            "last_step": change.run.last_step,
-            "verdict": changed_part(change.before.verdict, change.run.verdict),
-            "best_checkpoint": changed_part(change.before.best_checkpoint, change.run.best_checkpoint),
-            "raw_maximum": changed_part(change.before.raw_maximum, change.run.raw_maximum),
-        }
-        for change in changes
-    ]
     points = [
-        {
-            "id": change.run.id,
-            "metric": point.metric,
-            "step": point.step,
-            # JSON has no infinities: PostgreSQL reads them from a text.
-            "value": str(point.value) if abs(point.value) == math.inf else point.value,
-            "stderr": point.stderr,
-            "time": point.time,
-        }
+        (
+            change.run.id,
+            point.metric,
+            point.step,
+            point.value if point.value == point.value else None,
+            point.stderr,
+            # As text: asyncpg takes the earliest and the latest possible datetime for infinities.
+            point.time.isoformat() if point.time is not None else None,
+        )
         for change in changes
         for point in change.points
     ]
-    return _encode(runs).decode(), _encode(points).decode()
+    runs = [
+        (
+            change.run.id,
+            change.before.version,
+            change.run.last_step,
+            changed_json(change.before.verdict, change.run.verdict),
+            changed_json(change.before.best_checkpoint, change.run.best_checkpoint),
+            changed_json(change.before.raw_maximum, change.run.raw_maximum),
+        )
+        for change in changes
+    ]
+    return now, *_to_columns(runs), *_to_columns(points)
+
+
+def _to_columns(rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
+    """The six columns of these rows. One that holds only NULLs is empty: `unnest` pads it with them."""
+    columns = zip(*rows, strict=True)
+    return [() if column[0] is None and column.count(None) == len(column) else column for column in columns] or [()] * 6
 
 
 _NUMBER = attrgetter("run.id.int")

@@ -311,7 +311,7 @@ def negate_values(message: Content) -> Content:
     if not isinstance(message, Observations):
         return message
     return Observations(
-        tuple(p if p.metric == "kl" else PostedObservation(p.metric, p.step, -p.value) for p in message.points)
+        tuple(p if p.metric in ("kl", "lr") else PostedObservation(p.metric, p.step, -p.value) for p in message.points)
     )
 
 
