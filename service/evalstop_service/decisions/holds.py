@@ -64,8 +64,9 @@ def find_shared_job(tx: Transaction, run: Run, decision: Decision) -> tuple[Guar
     return guards.raise_shared_job(hand_overs.list_endangered(tx, run, decision))
 
 
-def withdraw_stops(database: Database, now: datetime) -> None:
-    """Have the stops that nobody was handed wait for what holds them, each in its own transaction."""
+def withdraw_stops(database: Database, now: datetime, project_id: UUID | None = None) -> None:
+    """Have the stops that nobody was handed, all or those of a project, wait for what holds them, each in its own
+    transaction."""
 
     def withdraw(stop: UnsentStop) -> None:
         with database.transaction() as tx:
@@ -74,7 +75,7 @@ def withdraw_stops(database: Database, now: datetime) -> None:
 
     with database.reading() as tx:
         held = hand_overs.list_held(tx, now)
-    handle_each(held, withdraw)
+    handle_each([stop for stop in held if project_id in (None, stop.project_id)], withdraw)
 
 
 def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) -> None:
@@ -99,22 +100,3 @@ def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime)
         tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised))
     )
     return moved if moved.state == DecisionState.ON_HOLD else None
-
-
-def hold_unsent_stops(database: Database, project_id: UUID, raised: Sequence[Guard], now: datetime) -> int:
-    """Put all stops of a project that nobody was handed on hold, each in its own transaction; returns their number.
-
-    Call it after the commit that raised the guards: later decisions evaluate them themselves.
-    """
-    held: list[UUID] = []
-
-    def hold(run_id: UUID) -> None:
-        with database.transaction() as tx:
-            run = runs.lock_run(tx, project_id, run_id)
-            if hold_stop(tx, run, raised, now) is not None:
-                held.append(run_id)
-
-    with database.reading() as tx:
-        run_ids = decisions.list_unsent_runs(tx, project_id)
-    handle_each(run_ids, hold)
-    return len(held)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from evalstop_service.clock import in_utc, rfc3339
-from evalstop_service.decisions import guards, holds
+from evalstop_service.decisions import holds
 from evalstop_service.domain.times import parse_duration
 from evalstop_service.errors import Invalid
 from evalstop_service.store import audit, projects
@@ -40,8 +40,8 @@ def pause_project(
             subject, details = f"project {project.name}", {"reason": reason}
             details |= {"until": rfc3339(until)} if until is not None else {}
             audit.record_action(tx, project.id, actor, "project.paused", subject, details, now)
-    held_count = holds.hold_unsent_stops(database, project_id, guards.find_pause(project), now)
-    log.warning("project %s is paused by %s; %d stops are on hold", project.name, project.paused_by, held_count)
+    holds.withdraw_stops(database, now, project_id)
+    log.warning("project %s is paused by %s", project.name, project.paused_by)
     return project
 
 

@@ -18,7 +18,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions
 from evalstop_service.store.tables import runs as run_table
 from evalstop_service.store.tables.columns import columns_of
-from evalstop_service.store.tables.decisions import ENDS_ATTEMPT, IS_UNSENT
+from evalstop_service.store.tables.decisions import ENDS_ATTEMPT
 from evalstop_service.store.tables.decisions import Decision as Decision
 from evalstop_service.store.tables.decisions import DecisionChange as DecisionChange
 
@@ -66,12 +66,6 @@ def add_change(tx: Transaction, run_id: UUID, decision_id: UUID, entry: Record, 
     """Append to the history of a decision that this transaction changed or created."""
     values = {"state": entry.state, "actor": entry.actor, "reason": entry.reason, "details": entry.details, "at": now}
     append_row(tx, decision_changes, {"run_id": run_id, "decision_id": decision_id}, values)
-
-
-def list_unsent_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
-    """The runs of a project with a stop that is to go out and that nobody was handed, longest pending first."""
-    query = sa.select(decisions.c.run_id).where(sa.text(IS_UNSENT), decisions.c.project_id == project_id)
-    return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
 def load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
