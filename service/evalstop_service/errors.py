@@ -7,8 +7,7 @@ ServiceError
 ├── Invalid
 ├── TooOften
 ├── QuotaReached
-├── Overloaded
-└── Closed
+└── Overloaded
 """
 
 from __future__ import annotations
@@ -74,8 +73,4 @@ class QuotaReached(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """Too much data waits to be stored. Nothing of this request was stored. Send the same request again in a second."""
-
-
-class Closed(ServiceError):
-    """The service is shutting down. Nothing of this request was stored. Send the same request again."""
+    """Too much waits to be stored, or the service shuts down. Nothing was stored: send this again in a second."""

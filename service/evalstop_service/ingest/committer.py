@@ -19,7 +19,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import Closed, Overloaded
+from evalstop_service.errors import Overloaded
 from evalstop_service.ingest.group_commit import Entry, Group, GroupCommit
 from evalstop_service.ingest.load import RunCache
 from evalstop_service.ingest.messages import EditCosts, Limits, Message, Receipt
@@ -111,7 +111,7 @@ class Committer:
         size = message.size
         if self._is_closed or (self._size and self._size + size > self._limits.waiting):
             self._metrics.refused.labels("overloaded").inc()
-            future.set_exception(Closed() if self._is_closed else Overloaded())
+            future.set_exception(Overloaded())
             return future
         self._size += size
         self._waiting_size += size
@@ -128,7 +128,7 @@ class Committer:
             return await self.submit(message)
 
         if self._is_closed:
-            raise Closed
+            raise Overloaded
         return asyncio.run_coroutine_threadsafe(submit(), self._loop).result()
 
     def _may_start(self) -> bool:
@@ -173,7 +173,7 @@ class Committer:
             await self._group_commit.commit(group)
         except BaseException as error:
             for entry in entries:
-                entry.answer(error if isinstance(error, Exception) else Closed())
+                entry.answer(error if isinstance(error, Exception) else Overloaded())
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -195,7 +195,7 @@ class Committer:
         try:
             await self._group_commit.edit(edit)
         finally:
-            edit.answer(Closed())  # unless it was answered
+            edit.answer(Overloaded())  # unless it was answered
             self._size -= edit.size
             self._busy.discard(run_id)
             if rest:

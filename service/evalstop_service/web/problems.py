@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import (
-    Closed,
     Conflict,
     Invalid,
     NotFound,
@@ -311,7 +310,6 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     ),
     QuotaReached: _quota_reached,
     Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
-    Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
     AddressRefused: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, f"url: {error}"),
     InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, f"the policy is not valid: {error}"),

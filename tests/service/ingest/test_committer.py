@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded
+from evalstop_service.errors import Conflict, NotFound, Overloaded
 from evalstop_service.ingest import (
     CheckpointSaved,
     Committer,
@@ -189,7 +189,7 @@ def test_closing_commits_waiting_messages(project: ProjectFixture, service_metri
             closing = threads.submit(running.close)
         closing.result(DEADLINE_SECONDS)
     assert [answer.result(DEADLINE_SECONDS).accepted for answer in answers] == [1, 1, 1, 1]
-    with pytest.raises(Closed):
+    with pytest.raises(Overloaded):
         committer.submit_and_wait(build_message(project, run, 0.1, start=9))
     assert len(project.load_rows(tables.observations, run)) == 4
 

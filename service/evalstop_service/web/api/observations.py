@@ -18,7 +18,7 @@ from evalstop_service.decisions.commands import offer_exploit, tell_trainer
 from evalstop_service.domain.decision_lifecycle import Exploit
 from evalstop_service.domain.fields import Body, Name
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import Closed, Overloaded, ServiceError
+from evalstop_service.errors import Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs
 from evalstop_service.store.observations import PostedObservation, StoredObservation
@@ -232,7 +232,7 @@ async def post_observations_of_runs(
             should_stop = decision is not None and await in_thread(tell_trainer)(context.database, clock, decision)
             exploit = answer.run.exploit and await in_thread(offer_exploit)(context.database, clock, answer.run)
             receipts.append(run | _describe_receipt(answer, should_stop, clock(), exploit))
-        elif isinstance(answer, ServiceError) and not isinstance(answer, Overloaded | Closed):
+        elif isinstance(answer, ServiceError) and not isinstance(answer, Overloaded):
             problems.count_refusal(request, answer)
             problem = problems.problem_of(answer)
             refused.append(run | {"code": problem.kind.code, "title": problem.title, "detail": problem.detail})

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.errors import Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.web.mlflow.protocol import convert_problem
 from evalstop_service.web.problems import problem_of
 
@@ -127,7 +127,6 @@ RETRIED_STATUSES = {408, 429, 500, 502, 503, 504}
     ("error", "status", "code"),
     [
         (Overloaded(), 503, "TEMPORARILY_UNAVAILABLE"),
-        (Closed(), 503, "TEMPORARILY_UNAVAILABLE"),
         (sa.exc.OperationalError("s", {}, Exception("away")), 503, "TEMPORARILY_UNAVAILABLE"),
         (NotFound("no run"), 404, "RESOURCE_DOES_NOT_EXIST"),
         (Invalid("no step"), 400, "INVALID_PARAMETER_VALUE"),
