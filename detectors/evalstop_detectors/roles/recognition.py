@@ -34,6 +34,9 @@ from evalstop_detectors.roles.words import (
 TRAINERS = (*REINFORCEMENT, *SUPERVISED)
 """Trainers whose marks are present, in this order: those that build on others come after them."""
 
+PRESET_TAG = "evalstop.preset"
+"""The tag by which a run names its trainer, if its metrics do not show it."""
+
 PASSED_OVER = "{score} looks like a score, but {watched} is watched: if {score} counts, give it the role eval."
 
 NO_EVAL = (
@@ -130,19 +133,20 @@ def recognize_by_values(
 def recognize_roles(
     metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({}), constant: Collection[str] = ()
 ) -> RecognizedRoles:
-    """Infer the roles of `metrics` from their names. The tag `evalstop.eval` names the eval by which the trainer
-    chooses its best checkpoint. Of the metrics named `constant` one has a role only if no other metric is a candidate.
-    The same metric on several eval sets is several evals, unless another metric comes before it.
+    """Infer the roles of `metrics` from their names. The tag `evalstop.preset` names the trainer, `evalstop.eval` the
+    eval by which it chooses its best checkpoint. Of the metrics named `constant` one has a role only if no other metric
+    is a candidate. The same metric on several eval sets is several evals, unless another metric comes before it.
 
     >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
     >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
     ('minimize', 'guessed', 'recognized')
     """
     names = sorted(set(metrics))
-    trainers = select_trainers(names)
+    trainers, warnings = select_trainers(names, tags)
     reasons: dict[str, str] = {}
     candidates: dict[MetricRole, list[Candidate]] = {}
-    declared, warnings = _read_declared_eval(names, trainers, tags)
+    declared, cautions = _read_declared_eval(names, trainers, tags)
+    warnings += cautions
     for candidate in [*declared, *read_metrics(names, trainers)]:
         if any(candidate.metric == other.metric and candidate is not other for other in declared):
             continue
@@ -330,10 +334,20 @@ def _doubt_loss(candidate: Candidate) -> Candidate:
 _ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in meaning.pattern]
 
 
-def select_trainers(names: Iterable[str]) -> list[Trainer]:
-    """The trainers whose marks appear in these names."""
-    plain = [_plain(name) for name in names]
-    return [trainer for trainer in TRAINERS if _any_fits(trainer.marks, plain)]
+def select_trainers(
+    names: Sequence[str], tags: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[Trainer], list[str]]:
+    """The trainers whose marks appear in these names, and a warning about an invalid tag."""
+    tag = tags.get(PRESET_TAG)
+    if tag is None:
+        plain = [_plain(name) for name in names]
+        return [trainer for trainer in TRAINERS if _any_fits(trainer.marks, plain)], []
+    tagged = [trainer for trainer in TRAINERS if trainer.name == tag]
+    if tagged:
+        return tagged, []
+    trainer_names = ", ".join(trainer.name for trainer in TRAINERS)
+    warning = f"The tag {PRESET_TAG} names {tag!r:.80}, not one of {trainer_names}: the metrics are used instead."
+    return select_trainers(names, {})[0], [warning]
 
 
 def _plain(name: str) -> str:

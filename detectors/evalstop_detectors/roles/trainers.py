@@ -2,7 +2,7 @@
 that fit a model to data.
 
 Sources: the trainers' own code as of TRL 1.16 (and its PPO as of 0.9 to 0.25), verl 0.5, OpenRLHF 0.8, NeMo-RL 0.3,
-open-instruct and stable-baselines3 2.7; LLaMA-Factory 0.9, Axolotl 0.12,
+open-instruct, trlX 0.7, torchtune 0.6, DeepSpeed-Chat and stable-baselines3 2.7; LLaMA-Factory 0.9, Axolotl 0.12,
 transformers 5 (a dict of eval sets gives each its `eval_<name>_loss` and `eval_<name>_runtime`), sentence-transformers
 5, Ultralytics 8.3, nanochat, LLM Foundry 0.22, prime-rl 0.3 and Megatron-LM 0.14.
 
@@ -157,6 +157,19 @@ REINFORCEMENT = (
         ),
     ),
     Trainer(
+        "trlx",
+        ("rollout_scores/running_mean", "policy/sqrt_kl", "kl_ctl_value"),
+        (
+            proxy("rollout_scores/mean", "the score of the rollouts, before the KL penalty"),
+            proxy("reward/mean", "the reward function on the evaluation's prompts", rank=1),
+            no_role("policy/sqrt_kl", "the root of the KL to the reference policy, not the KL"),
+            no_role("policy/*", LAST_UPDATE),
+            loss("losses/policy_loss", "the loss of the policy"),
+            loss("losses/total_loss", "the loss of policy and values", rank=1),
+            no_role("values/*", "a statistic of the value function"),
+        ),
+    ),
+    Trainer(
         "open-instruct",
         ("objective/verifiable_reward", "objective/verifiable_correct_rate", "val/sequence_lengths"),
         (
@@ -178,6 +191,21 @@ REINFORCEMENT = (
             no_role("eval_rm/*", "the reward model's own score"),
             loss("rm/loss"),
         ),
+    ),
+    Trainer(
+        "torchtune-ppo",
+        ("num_stop_tokens", "approx_policy_kl", "kl_reward"),
+        (
+            proxy("scores", "the score of the reward model, before the KL penalty"),
+            no_role("kl_reward", "the KL penalty itself"),
+            no_role("approx_policy_kl", LAST_UPDATE),
+            loss("policy_loss", "the loss of the policy"),
+        ),
+    ),
+    Trainer(
+        "deepspeed-chat",
+        ("actor_loss_sum", "critic_loss_sum"),
+        (proxy("reward", "the score of the reward model"), loss("actor_loss", "the loss of the policy")),
     ),
     Trainer(
         "stable-baselines3",

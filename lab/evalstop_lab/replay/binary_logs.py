@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from evalstop_client.tensorboard import find_event_files, read_all_scalars
-from evalstop_detectors.roles.params import EVAL_TAG
+from evalstop_detectors.roles.recognition import PRESET_TAG
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.rows import LoggedRun
@@ -44,9 +44,12 @@ def parse_events(path: Path) -> LoggedRun:
 
 
 def parse_evaluations(path: Path) -> LoggedRun:
-    """`evaluations.npz` of stable-baselines3, which keeps the best model by the mean return of each evaluation."""
+    """`evaluations.npz` of stable-baselines3: the mean return of each evaluation and its noise.
+
+    Its tag is the trainer, which two names alone do not tell.
+    """
     rows = [(None, step, row) for step, row in _read_evaluations(path).items()]
-    return LoggedRun(rows, tags={EVAL_TAG: f"{_COLUMNS['results']}:maximize"})
+    return LoggedRun(rows, tags={PRESET_TAG: "stable-baselines3"})
 
 
 def _read_evaluations(path: Path) -> dict[int, dict[str, float]]:

@@ -35,7 +35,7 @@ def read_logs() -> dict[tuple[str, str], Candidate]:
     return {
         (log, candidate.metric): candidate
         for log, names in logs.items()
-        for candidate in read_metrics(names, select_trainers(sorted(names)))
+        for candidate in read_metrics(names, select_trainers(sorted(names))[0])
     }
 
 
@@ -83,11 +83,11 @@ def test_every_trainer_is_in_the_table() -> None:
     logs = defaultdict(list)
     for row in NAMES:
         logs[row["log"]].append(row["name"])
-    selected = {trainer.name for names in logs.values() for trainer in select_trainers(sorted(names))}
+    selected = {trainer.name for names in logs.values() for trainer in select_trainers(sorted(names))[0]}
     assert {trainer.name for trainer in TRAINERS} <= selected
 
 
-@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 424, 1), ("B", 348, 6)])
+@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 443, 1), ("B", 360, 6)])
 def test_share_of_correct_names(half: str, right: int, wrong: int) -> None:
     """99 % of half A and 97 % of half B are right; of the names that were collected last, 48 of 48 and 43 of 46."""
     counts = count_half(half)
@@ -112,6 +112,13 @@ def test_only_whole_words_match(name: str, direction: str) -> None:
     recognition = recognize_roles([name])
     assert recognition.roles[name].direction == direction
     assert recognition.origins[name] is RoleOrigin.GUESSED
+
+
+def test_root_of_the_kl_is_not_the_kl() -> None:
+    """Detectors take the root of the KL themselves, so trlX's root of it has no role."""
+    found = recognize_roles(["rollout_scores/mean", "policy/sqrt_kl", "kl_ctl_value"])
+    assert found.preset == "trlx"
+    assert set(found.roles) == {"rollout_scores/mean"}
 
 
 @pytest.mark.parametrize(

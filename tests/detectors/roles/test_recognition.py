@@ -69,6 +69,15 @@ def test_reason_names_the_preferred_metric() -> None:
     assert "eval_accuracy is preferred as eval" in recognize_roles(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
 
 
+def test_preset_tag_selects_the_trainer() -> None:
+    """The tag `evalstop.preset` selects the trainer; an unknown value gives a warning with the known ones."""
+    assert recognize_roles(["val/score"]).roles["val/score"].role is MetricRole.EVAL
+    assert recognize_roles(["val/score"], {"evalstop.preset": "trl-ppo"}).roles == {}
+    unknown = recognize_roles(["val/score"], {"evalstop.preset": "trl"})
+    assert "val/score" in unknown.roles
+    assert "trl-ppo" in unknown.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("names", "eval_name", "direction", "origin"),
     [
@@ -145,9 +154,8 @@ def test_role_has_at_most_one_metric(names: list[str]) -> None:
 @given(some_names)
 def test_roles_stay_without_the_other_metrics(names: list[str]) -> None:
     """With the same trainer, removing the metrics without a role changes no role."""
-    mark = "actor/pg_loss"
-    recognition = recognize_roles([*names, mark])
-    assert recognize_roles([*recognition.roles, mark]).roles == recognition.roles
+    recognition = recognize_roles(names, {"evalstop.preset": "verl"})
+    assert recognize_roles(recognition.roles, {"evalstop.preset": "verl"}).roles == recognition.roles
 
 
 @given(st.sampled_from([names for names, _ in LOGS.values()]))

@@ -1,8 +1,9 @@
 """MLflow's request bodies, parsed as its own server parses them, and its tags and params. Pure.
 
-Fields of newer clients are ignored. A tag is stored as the label of its name, so that `gpus` or
-`slurm_job_id` can be set as tags; a param is stored separately, so that hundreds of them leave room for labels. Tags
-that start with `evalstop.` (except `evalstop.eval` and `evalstop.obeyed`) and those of the service are ignored.
+Fields of newer clients are ignored. A tag is stored as the label of its name, so that `gpus`, `slurm_job_id` or
+`evalstop.preset` can be set as tags; a param is stored separately, so that hundreds of them leave room for labels. Tags
+that start with `evalstop.` (except `evalstop.preset`, `evalstop.eval` and `evalstop.obeyed`) and those of the service
+are ignored.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.mlflow.protocol import invalid_parameter
 
 EXPERIMENT = "mlflow.experiment"
+PRESET = "evalstop.preset"
 OBEYED = "evalstop.obeyed"
 """The tag with the id of the decision that the trainer obeys when it ends the run."""
 OWN = "evalstop."
@@ -78,7 +80,7 @@ def merge_items(
 
 def is_client_tag(name: str) -> bool:
     """Whether clients may set the tag of this name."""
-    return name in (EVAL_TAG, OBEYED) or not (name in ("", EXPERIMENT) or name.startswith(OWN))
+    return name in (PRESET, EVAL_TAG, OBEYED) or not (name in ("", EXPERIMENT) or name.startswith(OWN))
 
 
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000

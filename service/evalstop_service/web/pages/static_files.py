@@ -107,7 +107,7 @@ _SENTENCE_END = re.compile(r"(?<=[.?])\s+(?=[A-Z`])")
 
 @cache
 def summarize_help(place: str) -> str:
-    """The first two sentences at a place of the documentation, such as "roles/#several-evals"."""
+    """The first two sentences at a place of the documentation, such as "roles/#presets"."""
     entries = msgspec.json.decode(SEARCH_INDEX.read_bytes())["docs"]
     paragraphs = next((_PARAGRAPH.findall(entry["text"]) for entry in entries if entry["location"] == place), [])
     sentences = [part for text in paragraphs for part in _SENTENCE_END.split(html.unescape(_TAG.sub("", text)))]

@@ -101,7 +101,7 @@ def test_items_over_the_limit_are_dropped_and_counted() -> None:
     assert merge_params({}, too_many).dropped == 0
     assert merge_tags(merged, [("p0", "w")]).labels["p0"] == "w"
     assert merge_tags({}, [("x" * 257, "v")]).dropped == 1
-    told = {"evalstop.eval": "eval_wer:minimize"}
+    told = {"evalstop.preset": "verl", "evalstop.eval": "eval_wer:minimize"}
     assert merge_tags({}, [("evalstop.should_stop", "true"), *told.items()]).labels == told
 
 
