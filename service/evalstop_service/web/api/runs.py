@@ -21,6 +21,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import add_step_note, describe_run, remove_step_note
 from evalstop_service.store import projects, run_lists, runs
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.groups import RULE, RuleDocument
 from evalstop_service.web.api.json_body import API, create_router
@@ -35,7 +36,7 @@ from evalstop_service.web.api.run_views import (
     view_run,
     view_runs,
 )
-from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, answers
+from evalstop_service.web.api.schemas import ActionIn, Answer, OutcomeIn, Page, RunId, Step, answers
 from evalstop_service.web.context import Caller, Context, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
 from evalstop_service.webhooks.event_data import Alert
 

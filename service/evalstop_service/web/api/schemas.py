@@ -35,10 +35,8 @@ from evalstop_service.domain.project_settings import list_settings
 from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.projects import Project
-
-MAX_STEP = 2**53 - 1
-"""The largest integer that every JSON parser represents exactly."""
 
 _MOST = sys.float_info.max
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)

@@ -23,8 +23,7 @@ from evalstop_service.domain.labels import MOST_LABELS as MOST_LABELS
 from evalstop_service.store.mlflow import ATTRIBUTES, Clause
 from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
 from evalstop_service.store.mlflow import USER as USER
-from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web.api.schemas import MAX_STEP
+from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.web.mlflow.protocol import invalid_parameter
 
 EXPERIMENT = "mlflow.experiment"

@@ -24,8 +24,8 @@ from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import mlflow, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow import Experiment, MlflowRun
+from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.context import Caller, Context, Ctx, Ingest, Now
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import default_experiment

@@ -113,8 +113,6 @@ async def _site(request: Request) -> Site:
 
 SiteOf = Annotated[Site, Depends(_site)]
 
-_SAFE = ("GET", "HEAD")
-
 
 def may_view(key: Key | None) -> bool:
     """Whether a key may sign in: it is active, bound to a project, and has the scope read."""
@@ -168,13 +166,6 @@ def is_cross_site(request: Request) -> bool:
     return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
 
 
-async def read_form_token(request: Request) -> str:
-    """The CSRF token of a form."""
-    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        return ""
-    return str((await request.form()).get("csrf", ""))
-
-
 async def identify_visitor(request: Request, site: Site) -> Visitor | None:
     """The visitor of a request, found in a thread."""
 
@@ -192,21 +183,15 @@ async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
     set_sender(visitor.identity, visitor.project.id)
     if not WORK.get().is_decision:
         hold_place(LIMITS.get().requests)
-    seen = request.headers.get(SEEN_REVISION, "")
-    return replace(visitor, seen=seen)
-
-
-async def _require_form_token(
-    request: Request, site: SiteOf, visitor: Annotated[Visitor, Depends(_require_visitor)]
-) -> Visitor:
-    if request.method not in _SAFE:
-        token = await read_form_token(request)
+    if request.method not in ("GET", "HEAD"):
+        is_form = request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded")
+        token = str((await request.form()).get("csrf", "")) if is_form else ""
         if is_cross_site(request) or not site.sessions.verify_form_token(read_cookie(request, SESSION), token):
             raise Forbidden("The form does not belong to this session. Reload the page and submit the form again.")
-    return visitor
+    return replace(visitor, seen=request.headers.get(SEEN_REVISION, ""))
 
 
-SignedIn = Annotated[Visitor, Depends(_require_form_token)]
+SignedIn = Annotated[Visitor, Depends(_require_visitor)]
 """Any visitor. Requests that change anything need their form token, here and for the two roles below."""
 
 

@@ -10,7 +10,8 @@ import pytest
 from evalstop_service.domain.fields import check_text
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.mlflow import STATUSES
-from evalstop_service.web.api.schemas import MAX_STEP, encode_number
+from evalstop_service.store.observations import MAX_STEP
+from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.protocol import MlflowError
 from evalstop_service.web.mlflow.requests import Item, LogBatch, MetricIn, merge_params, merge_tags
