@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()  # what is imported stays, and looking through it again and again takes a fifth of the time
     try:
         options = parser(arguments).parse_args(arguments)
-        execution = import_module("evalstop_service.cli.execution")
+        runner = import_module("evalstop_service.cli.administration")
     finally:
         gc.enable()
-    return int(execution.execute(options))
+    return int(runner.execute(options))
 
 
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

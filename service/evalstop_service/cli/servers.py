@@ -24,8 +24,8 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from evalstop_service import app
+from evalstop_service.cli.administration import open_database
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
-from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.projects import api_keys
