@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent
 IN_MAKE_TEST = (
     "backtest/test_backtest.py::test_figures_equal_those_computed_by_hand",
     "backtest/test_backtest.py::test_json_report",
-    "calibrate/test_own_history.py::test_report_equals_a_replay_of_the_policy",
+    "calibrate/test_calibrate.py::test_report_equals_a_replay_of_the_policy",
     "calibrate/test_calibrate.py::test_every_risk_of_a_shipped_policy_has_a_threshold",
     "replay/test_formats.py::test_replay_equals_the_monitor",
     "replay/test_formats.py::test_minimized_metrics_change_their_sign",

@@ -1,4 +1,4 @@
-"""A run with several evals: their weighted mean is stored as its eval, and the reason names the evals that fell."""
+"""The eval of a run: the weighted mean of several, the best checkpoint by it, and its turn once the run has ended."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Iterable
 
 import pytest
 from evalstop_detectors import combine_values, start_combining
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import CheckpointSaved, RolesCorrected
+from evalstop_service.ingest import CheckpointSaved, Resumed, RolesCorrected
 from evalstop_service.runs.watched_metrics import find_combined_evals, select_eval_values
-from evalstop_service.store import cases, observations, tables
+from evalstop_service.store import cases, decisions, observations, tables
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.project_fixture import ProjectFixture
+from tests.service.project_fixture import (
+    ProjectFixture,
+    evals,
+)
 
 EVALS: dict[str, MetricFields] = {
     "code": {"role": "eval", "direction": "minimize"},
@@ -155,3 +159,81 @@ def test_required_evals_stop_the_run_only_together(project: ProjectFixture, chat
             values = [-20.0 - step if metric != "chat" else 19.0 - 2 * step for step in range(15)]
             stopped = project.post_observations(run, build_observations(metric, values, first_step=60))
     assert stopped.run.verdict.verdict == verdict
+
+
+def test_best_checkpoint_is_committed_with_its_cause(project: ProjectFixture) -> None:
+    """The best checkpoint changes, with an event, in the transaction of the eval or checkpoint that changes it."""
+    run = project.open_run()
+    assert project.post_observations(run, evals(0.5)).run.best_checkpoint is None
+    assert project.submit(run, CheckpointSaved(0, "file:///0")).run.best_checkpoint is not None
+    assert (
+        project.submit(run, CheckpointSaved(1, "file:///1")).run.best_checkpoint
+        == project.load_run(run).best_checkpoint
+    )
+    receipt = project.post_observations(run, evals(0.6, start=1))
+    assert project.load_run(run).best_checkpoint == receipt.run.best_checkpoint
+    assert receipt.run.best_checkpoint is not None
+    assert receipt.run.best_checkpoint.step == 1
+    assert len(project.load_events(run, "run.best_checkpoint_changed")) == 2
+
+
+def test_changed_smoothed_score_sends_no_event(project: ProjectFixture) -> None:
+    """Another eval changes the smoothed score; no event is sent while the best checkpoint is the same."""
+    run = project.open_run()
+    project.submit(run, CheckpointSaved(1, "file:///1"))
+    before = project.post_observations(run, evals(0.5, 0.6, 0.4, 0.5)).run.best_checkpoint
+    after = project.post_observations(run, evals(0.2, 0.6, 0.3, start=4)).run.best_checkpoint
+    assert before is not None
+    assert after is not None
+    assert before.smoothed != after.smoothed
+    assert len(project.load_events(run, "run.best_checkpoint_changed")) == 1
+
+
+HILL = evals(*(1 - abs(step - 12) / 12 + 0.01 * (-1) ** step for step in range(25)))
+"""The eval rises to step 12 and falls as far."""
+
+
+def test_ended_run_has_a_turn(project: ProjectFixture) -> None:
+    """An ended run has the turn estimated from all of its evals; a resumed one has none."""
+    run = project.open_run()
+    assert project.post_observations(run, HILL).run.turn is None
+    ended = project.finish_run(run)
+    assert ended.turn == project.load_run(run).turn
+    assert ended.turn is not None
+    assert abs(ended.turn.step - 12) <= 1
+    assert ended.turn.low_step <= 12 <= ended.turn.high_step
+    assert project.submit(run, Resumed(20)).run.turn is None
+
+
+def test_late_evals_update_the_turn(project: ProjectFixture) -> None:
+    """Evals that arrive after the end count as if they had come before."""
+    late_run, prompt_run = project.open_run(), project.open_run()
+    project.post_observations(prompt_run, HILL)
+    project.post_observations(late_run, HILL[:13])
+    for run in (late_run, prompt_run):
+        project.finish_run(run, "failed")
+    project.post_observations(late_run, HILL[13:])
+    assert project.load_run(late_run).turn == project.load_run(prompt_run).turn
+    assert project.load_run(late_run).turn is not None
+
+
+def test_confirmed_stop_records_the_turn(project: ProjectFixture) -> None:
+    """When a stop is confirmed, the turn is stored in the run and in the decision's history."""
+    run = project.open_run(mode="enforce")
+    project.post_observations(run, HILL)
+    decision = project.load_decision(run)
+    project.record_report(decision, DecisionState.CONFIRMED)
+    turn = project.load_run(run).turn
+    assert turn is not None
+    with project.database.reading() as tx:
+        change = decisions.list_changes(tx, decision)[-1]
+    assert change.details == {"exit_status": -15, "turn_step": turn.step}
+
+
+def test_checkpoint_cannot_change_its_uri(project: ProjectFixture) -> None:
+    """The same checkpoint again changes nothing; another URI for its step is refused."""
+    run = project.open_run()
+    assert project.submit(run, CheckpointSaved(0, "file:///0")).created
+    assert not project.submit(run, CheckpointSaved(0, "file:///0")).created
+    with pytest.raises(Conflict, match="file:///0"):
+        project.submit(run, CheckpointSaved(0, "file:///1"))

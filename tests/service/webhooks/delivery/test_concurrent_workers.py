@@ -9,9 +9,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from multiprocessing.context import ForkServerProcess
 from uuid import UUID
 
 import psycopg
@@ -23,9 +25,12 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import Delivery
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
+from tests.fixtures.forked_commands import FORKSERVER
 from tests.fixtures.postgres_server import format_conninfo, open_connection, start_postgres
 from tests.service.concurrency import run_concurrently
+from tests.service.webhooks.delivery import worker_process
 from tests.service.webhooks.delivery.fakes import (
+    DEADLINE_SECONDS,
     EPOCH,
     FakeEndpoint,
     Reply,
@@ -39,7 +44,6 @@ from tests.service.webhooks.delivery.fakes import (
     seed_project,
     wait_until,
 )
-from tests.service.webhooks.delivery.killable_workers import run_worker_processes
 
 
 def test_attempt_of_a_killed_worker_is_repeated(database: Database, database_url: str, project: SeededProject) -> None:
@@ -264,3 +268,49 @@ def record_early_claims(database: Database) -> None:
         tx.exec_driver_sql(
             "CREATE TRIGGER watch_claim BEFORE UPDATE ON deliveries FOR EACH ROW EXECUTE FUNCTION watch_claim()"
         )
+
+
+class WorkerProcesses:
+    """Several workers on one database; a killed worker is replaced."""
+
+    def __init__(self, url: str, count: int, lease_seconds: float) -> None:
+        self._arguments = (url, lease_seconds)
+        self._processes = [self._start() for _ in range(count)]
+        self.killed = 0
+
+    def kill_random_worker(self, random_source: random.Random) -> None:
+        """Kill a random worker with SIGKILL and start another."""
+        index = random_source.randrange(len(self._processes))
+        self._processes[index].kill()
+        self._processes[index].join()
+        self._processes[index] = self._start()
+        self.killed += 1
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition; fail after the deadline, or when a worker exits on its own."""
+        deadline = time.monotonic() + 2 * DEADLINE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "the condition was not reached in time"
+            assert all(process.is_alive() for process in self._processes), "a worker exited on its own"
+            time.sleep(0.02)
+
+    def kill_all(self) -> None:
+        """Kill all workers."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _start(self) -> ForkServerProcess:
+        process: ForkServerProcess = FORKSERVER.Process(target=worker_process.run_worker, args=self._arguments)
+        process.start()
+        return process
+
+
+@contextmanager
+def run_worker_processes(url: str, count: int, lease_seconds: float) -> Iterator[WorkerProcesses]:
+    """Run workers until the block ends."""
+    workers = WorkerProcesses(url, count, lease_seconds)
+    try:
+        yield workers
+    finally:
+        workers.kill_all()

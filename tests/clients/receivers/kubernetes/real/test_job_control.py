@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
@@ -9,8 +11,16 @@ from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, KINDS, Kind
 
+from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, render_chart
 from tests.clients.receivers.conformance import Conformance, make_stop_request
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, KubernetesLauncher
+from tests.clients.receivers.kubernetes.admin import Admin
+from tests.clients.receivers.kubernetes.cluster import (
+    NAMESPACE,
+    ApiServer,
+    KubernetesCluster,
+    KubernetesLauncher,
+    load_manifest,
+)
 from tests.clients.receivers.kubernetes.test_idle_returns import (  # noqa: F401
     test_parked_workload_runs_while_nobody_waits,
     test_pods_elsewhere_count_where_they_may_be_listed,
@@ -74,3 +84,39 @@ class TestQueuedJobSet(Conformance):
     """spec.active of Kueue's Workload."""
 
     options: ClassVar[dict[str, Any]] = {"kind": JOBSET, "is_queued": True}
+
+
+@pytest.fixture
+def admin(server: ApiServer) -> Iterator[Admin]:
+    with closing(Admin(server.url, server.admin_token, server.tls)) as admin:
+        for name in ("tools", "research", "eval", "evalstop"):
+            admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        yield admin
+
+
+@pytest.mark.parametrize("file", [file.name for file in MANIFESTS])
+def test_manifests_are_accepted(admin: Admin, file: str) -> None:
+    """Each manifest is validated by a dry run."""
+    assert list_refusals(admin, load_manifest(f"kubernetes/{file}")) == []
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_chart_is_accepted(admin: Admin, values: dict[str, Any]) -> None:
+    """The chart's objects are validated by a dry run, for each set of values."""
+    assert list_refusals(admin, render_chart(values)) == []
+
+
+def list_refusals(admin: Admin, items: list[dict[str, Any]]) -> list[str]:
+    """What the server refuses, with its message."""
+    refused = []
+    for item in items:
+        group, _, version = item["apiVersion"].rpartition("/")
+        root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        plural = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"}.get(
+            item["kind"], f"{item['kind'].lower()}s"
+        )
+        namespace = item["metadata"].get("namespace", "tools")
+        response = admin.http.post(f"{root}/namespaces/{namespace}/{plural}", params={"dryRun": "All"}, json=item)
+        if response.status_code not in (201, 409):
+            refused.append(f"{item['kind']} {item['metadata']['name']}: {response.text}")
+    return refused
