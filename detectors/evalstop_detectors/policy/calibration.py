@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from importlib import resources
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -29,24 +30,22 @@ class Risk(Struct, frozen=True, forbid_unknown_fields=True):
     risk: Annotated[float, Meta(gt=0, lt=1, description="from 0 to 1")]
 
 
-class _Level(Struct, frozen=True):
-    """The threshold at which this share of healthy runs is stopped."""
+def _read_calibrations() -> dict[Detector[Any], dict[float, float]]:
+    return {
+        msgspec.convert(item["params"], DETECTORS[item["detector"]]): {
+            level["rate"]: level["threshold"] for level in sorted(item["thresholds"], key=itemgetter("rate"))
+        }
+        for item in msgspec.json.decode(SHIPPED_FILE.read_bytes())
+    }
 
-    rate: float
-    threshold: float
 
-
-class _Calibration(Struct, frozen=True):
-    """What is read of one calibration in the file."""
-
-    detector: str
-    params: dict[str, Any]
-    thresholds: tuple[_Level, ...]
+SHIPPED = _read_calibrations()
+"""The thresholds of each calibrated detector, by risk."""
 
 
 def find_threshold(detector: Detector[Any], risk: float) -> float:
     """The threshold for this risk by the shipped calibrations; raises InvalidPolicy when there is none."""
-    thresholds = _find_thresholds(detector)
+    thresholds = SHIPPED.get(detector, {})
     if risk in thresholds:
         return thresholds[risk]
     params = json.dumps(msgspec.to_builtins(detector))
@@ -73,23 +72,8 @@ def _risk_of(member: Member) -> float:
     detector, stop_at = member.detector, member.thresholds.stop_at
     if stop_at is None:
         return 0.0
-    for risk, threshold in _find_thresholds(detector).items():
+    for risk, threshold in SHIPPED.get(detector, {}).items():
         if threshold == stop_at:
             return risk
     stated = detector.state_risk(stop_at)
     return 1.0 if stated is None else stated
-
-
-def _find_thresholds(detector: Detector[Any]) -> dict[float, float]:
-    """The thresholds of the shipped calibrations of this detector with its parameters, by risk."""
-    return next((thresholds for calibrated, thresholds in SHIPPED if calibrated == detector), {})
-
-
-SHIPPED: tuple[tuple[Detector[Any], dict[float, float]], ...] = tuple(
-    (
-        msgspec.convert(item.params, DETECTORS[item.detector]),
-        {level.rate: level.threshold for level in sorted(item.thresholds, key=lambda level: level.rate)},
-    )
-    for item in msgspec.json.decode(SHIPPED_FILE.read_bytes(), type=list[_Calibration])
-)
-"""Each calibrated detector, and its thresholds by risk."""

@@ -132,7 +132,7 @@ class _Judging:
             if level is not None and latest.value >= level and self.calls[index] is None:
                 self.calls = (*self.calls[:index], item.step, *self.calls[index + 1 :])
             if index < deciding:
-                is_stale, is_alarmed = True, is_alarmed or latest.value >= policy.alarm_levels[index]
+                is_stale, is_alarmed = True, is_alarmed or latest.value >= policy.members[index].alarm_level
         return is_stale, is_alarmed
 
     def _restart(self, eval_version: int) -> None:

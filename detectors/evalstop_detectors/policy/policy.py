@@ -38,6 +38,11 @@ class Member(Struct, frozen=True, dict=True):
         """The evidence from which it suspects, and from which it calls for a stop."""
         return self.thresholds.suspect_at, self.thresholds.stop_at
 
+    @cached_property
+    def alarm_level(self) -> float:
+        """The evidence from which it calls for suspicion or a stop."""
+        return min((level for level in self.levels if level is not None), default=math.inf)
+
 
 Called = Sequence[tuple[Member, Evidence]]
 
@@ -195,13 +200,6 @@ class Policy(Struct, frozen=True, dict=True):
         """The evidence from which each member of `panel` calls for a stop; None: never."""
         return tuple(member.thresholds.stop_at for member in self.panel.values())
 
-    @cached_property
-    def alarm_levels(self) -> tuple[float, ...]:
-        """For each member with a say the value from which its evidence calls for suspicion or a stop."""
-        return tuple(
-            min((level for level in member.levels if level is not None), default=math.inf) for member in self.members
-        )
-
     def keeps(self, verdict: Verdict) -> bool:
         """Whether the verdict is final."""
         return verdict.stops and self.action is Action.STOP
@@ -210,16 +208,16 @@ class Policy(Struct, frozen=True, dict=True):
         """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals.
         While the `opening` lasts it holds the first of them.
 
-        1. Find the members that call for a stop, and those that call for suspicion at least.
+        1. Find the members that call for suspicion at least, and those of them that call for a stop.
         2. Stop if enough call for it and nothing holds the stop back.
         3. Suspect if a stop was held back, or if any member is alarmed.
         """
         seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
-        stopping = [(member, item) for member, item in seen if item.reaches(member.thresholds.stop_at)]
-        alarmed = [(member, item) for member, item in seen if any(map(item.reaches, member.levels))]
+        alarmed = [(member, item) for member, item in seen if item.value >= member.alarm_level]
         findings = _list_findings(seen)
         if not alarmed:
             return Verdict(Call.CONTINUE, step, None, "no detector calls for a stop", findings)
+        stopping = [(member, item) for member, item in alarmed if item.reaches(member.thresholds.stop_at)]
         objection = self._find_objection(stopping, evals, opening) if stopping else ""
         if objection is None:
             return Verdict(Call.STOP, step, _turn(stopping), _describe_alarms(stopping), findings)

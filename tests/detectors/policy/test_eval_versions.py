@@ -59,7 +59,7 @@ def drop_repeats(calls: list[Call]) -> list[Call]:
 @given(observations=series({MetricRole.EVAL}, max_size=25), index=st.integers(0, 24))
 def test_change_restarts_the_evidence(observations: list[Observation], index: int) -> None:
     """After a change the evidence from the eval is that of a run that starts at the change."""
-    policy = POLICIES["paper"]
+    policy = POLICIES["paper"].unobserved  # the posterior, which observes, keeps how far its plan was
     state = replay(policy, add_eval_versions(observations, {index}))
     restarted = replay(policy, observations[index:]) if index < len(observations) else replay(policy, observations)
     assert (state.states, state.evidence, state.evals) == (restarted.states, restarted.evidence, restarted.evals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from evalstop_detectors import (
     policy_from_document,
     policy_to_document,
 )
-from evalstop_detectors.policy.calibration import SHIPPED, compute_stated_risk
+from evalstop_detectors.policy.calibration import SHIPPED, SHIPPED_FILE, compute_stated_risk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -128,7 +129,7 @@ def build_document_with_risk(risk: float, **more: Any) -> dict[str, Any]:
 def test_risk_is_replaced_by_its_threshold() -> None:
     """A threshold given as a risk becomes the calibrated number, which is what is stored."""
     policy = policy_from_document(build_document_with_risk(0.01))
-    (calibrated,) = (thresholds for detector, thresholds in SHIPPED if detector.name == "focus")
+    (calibrated,) = (thresholds for detector, thresholds in SHIPPED.items() if detector.name == "focus")
     assert policy.members[0].thresholds == Thresholds(None, calibrated[0.01])
     document = policy_to_document(policy)
     assert document["members"][0]["stop_at"] == calibrated[0.01]
@@ -155,11 +156,11 @@ def test_uncalibrated_risk_is_refused(document: dict[str, Any], words: list[str]
 
 def test_shipped_calibrations_are_consistent() -> None:
     """Shipped thresholds are above 0 and no lower for smaller risks; each detector has one calibration."""
-    for detector, thresholds in SHIPPED:
+    assert len(SHIPPED) == len(json.loads(SHIPPED_FILE.read_bytes()))
+    for thresholds in SHIPPED.values():
         assert all(threshold > 0 for threshold in thresholds.values())
         assert list(thresholds) == sorted(thresholds)
         assert all(stricter >= laxer for stricter, laxer in pairwise(thresholds.values()))  # counts may coincide
-        assert sum(other == detector for other, _ in SHIPPED) == 1
 
 
 @given(
@@ -195,7 +196,7 @@ def test_levelling_off_is_shown_and_calls_for_nothing() -> None:
 FOCUS: dict[str, Any] = {"detector": "focus", "stop_at": {"risk": 0.01}}
 COLLAPSE: dict[str, Any] = {"detector": "collapse"}
 COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
-THRESHOLDS = next(thresholds for detector, thresholds in SHIPPED if detector.name == "focus")
+THRESHOLDS = next(thresholds for detector, thresholds in SHIPPED.items() if detector.name == "focus")
 
 
 @pytest.mark.parametrize(("name", "risk"), [("default", 0.016), ("early", 0.071), ("cautious", 0.001), ("paper", None)])
