@@ -9,6 +9,7 @@ from evalstop_client.receivers.stop import state_machine as machine
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 from evalstop_client.receivers.stop.state_machine import (
     Event,
+    Happening,
     Instruction,
     JobAction,
     Phase,
@@ -29,11 +30,11 @@ BOUNDS = StopTimeouts(
 )
 
 
-def run_events(stop: Stop, *occurred: Event, timeouts: StopTimeouts = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
-    """The stop after these events, and the instruction that each gave."""
+def run_events(stop: Stop, *occurred: tuple[float, Event]) -> tuple[Stop, list[Instruction | None]]:
+    """The stop after these events, each with its time, and the instruction that each gave."""
     given: list[Instruction | None] = []
-    for event in occurred:
-        stop, instruction = step(stop, event, timeouts)
+    for at, event in occurred:
+        stop, instruction = step(stop, event, at, BOUNDS)
         given.append(instruction)
     return stop, given
 
@@ -47,19 +48,19 @@ def test_usual_stop() -> None:
     """The usual stop requests a checkpoint, waits for it, cancels the job, checks that it is gone, and reports."""
     stop, given = run_events(
         Stop(started_at=0),
-        machine.Continued(0),
-        machine.JobFound(1, JOB, RUNNING),
-        machine.CheckpointRequested(2, True, "mark"),
-        machine.Continued(3),
-        machine.JobChecked(3, RUNNING, False),
-        machine.Continued(4),
-        machine.JobChecked(4, RUNNING, True),
-        machine.JobCancelled(5),
-        machine.Continued(6),
-        machine.JobChecked(6, Present("COMPLETING")),
-        machine.Continued(7),
-        machine.JobChecked(7, GONE),
-        machine.ReportAccepted(8),
+        (0, Happening.CONTINUED),
+        (1, machine.JobFound(JOB, RUNNING)),
+        (2, machine.CheckpointRequested(True, "mark")),
+        (3, Happening.CONTINUED),
+        (3, machine.JobChecked(RUNNING, False)),
+        (4, Happening.CONTINUED),
+        (4, machine.JobChecked(RUNNING, True)),
+        (5, Happening.CANCELLED),
+        (6, Happening.CONTINUED),
+        (6, machine.JobChecked(Present("COMPLETING"))),
+        (7, Happening.CONTINUED),
+        (7, machine.JobChecked(GONE)),
+        (8, Happening.REPORTED),
     )
     kinds = list_kinds(given)
     assert kinds == [
@@ -78,14 +79,14 @@ def test_job_that_starts_again_is_cancelled_again() -> None:
     requeued = Present("PENDING", again=True)
     stop, given = run_events(
         Stop(started_at=0),
-        machine.JobFound(0, JOB, RUNNING),
-        machine.CheckpointRequested(0, True, "mark"),
-        machine.JobChecked(1, requeued, False),
-        machine.JobCancelled(1),
-        machine.JobChecked(2, Present("COMPLETING")),
-        machine.JobChecked(3, requeued),
-        machine.JobCancelled(4),
-        machine.JobChecked(5, GONE),
+        (0, machine.JobFound(JOB, RUNNING)),
+        (0, machine.CheckpointRequested(True, "mark")),
+        (1, machine.JobChecked(requeued, False)),
+        (1, Happening.CANCELLED),
+        (2, machine.JobChecked(Present("COMPLETING"))),
+        (3, machine.JobChecked(requeued)),
+        (4, Happening.CANCELLED),
+        (5, machine.JobChecked(GONE)),
     )
     assert list_kinds(given) == [
         "REQUEST_CHECKPOINT", "Wait", "CANCEL", "Wait", "Wait", "CANCEL", "Wait", "Report"
@@ -93,16 +94,16 @@ def test_job_that_starts_again_is_cancelled_again() -> None:
     assert (stop.cancelled_at, stop.checkpoint) == (1, "not seen")
     parked, given = run_events(
         Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1),
-        machine.JobChecked(2, requeued),
+        (2, machine.JobChecked(requeued)),
     )
     assert list_kinds(given) == ["PARK"]
-    _, given = run_events(parked, machine.StopTakenBack(2), machine.JobChecked(3, requeued))
+    _, given = run_events(parked, (2, Happening.TAKEN_BACK), (3, machine.JobChecked(requeued)))
     assert list_kinds(given) == ["CHECK", "Wait"]
 
 
 def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
     """A scheduler that forgot the job, or that gave it up for lost, proves nothing: the stop failed."""
-    for event in (machine.JobFound(0, JOB, Unproven("lost")), machine.JobChecked(1, Unproven("lost"))):
+    for event in ((0, machine.JobFound(JOB, Unproven("lost"))), (1, machine.JobChecked(Unproven("lost")))):
         stop, given = run_events(Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0), event)
         assert list_kinds(given) == ["Report"]
         assert stop.report is not None
@@ -112,17 +113,19 @@ def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
 def test_unseen_checkpoint_is_awaited_until_its_timeout() -> None:
     """The job is cancelled when the checkpoint window ends, not before, and the report says that none was seen."""
     stop, _ = run_events(
-        Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, True, None)
+        Stop(started_at=0), (0, machine.JobFound(JOB, RUNNING)), (0, machine.CheckpointRequested(True, None))
     )
-    _, (early,) = run_events(stop, machine.JobChecked(99.9, RUNNING, None))
+    _, (early,) = run_events(stop, (99.9, machine.JobChecked(RUNNING, None)))
     assert early == Wait(1.0)
-    late, (instruction,) = run_events(stop, machine.JobChecked(100, RUNNING, None))
+    late, (instruction,) = run_events(stop, (100, machine.JobChecked(RUNNING, None)))
     assert (instruction, late.checkpoint) == (JobAction.CANCEL, "not seen in time")
 
 
 def test_job_without_checkpoint_signal_is_cancelled_at_once() -> None:
     """A job that cannot be asked for a checkpoint gets no window."""
-    _, given = run_events(Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, False))
+    _, given = run_events(
+        Stop(started_at=0), (0, machine.JobFound(JOB, RUNNING)), (0, machine.CheckpointRequested(False))
+    )
     assert given[-1] == JobAction.CANCEL
 
 
@@ -130,10 +133,10 @@ def test_job_that_cannot_be_asked_in_time_is_cancelled() -> None:
     """A scheduler that keeps failing to ask for a checkpoint delays the cancel by the checkpoint window only."""
     stop, given = run_events(
         Stop(started_at=0),
-        machine.JobFound(5, JOB, RUNNING),
-        machine.SchedulerFailed(104.9, "scancel does not answer"),
-        machine.Continued(104.9),
-        machine.SchedulerFailed(105, "scancel does not answer"),
+        (5, machine.JobFound(JOB, RUNNING)),
+        (104.9, machine.SchedulerFailed("scancel does not answer")),
+        (104.9, Happening.CONTINUED),
+        (105, machine.SchedulerFailed("scancel does not answer")),
     )
     assert list_kinds(given) == ["REQUEST_CHECKPOINT", "Wait", "REQUEST_CHECKPOINT", "CANCEL"]
     assert stop.checkpoint == "could not be asked for"
@@ -144,23 +147,23 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        machine.JobChecked(29, RUNNING),
-        machine.JobChecked(30, RUNNING),
-        machine.JobKilled(30),
-        machine.JobChecked(61, RUNNING),
+        (29, machine.JobChecked(RUNNING)),
+        (30, machine.JobChecked(RUNNING)),
+        (30, Happening.KILLED),
+        (61, machine.JobChecked(RUNNING)),
     )
     assert list_kinds(given) == ["Wait", "KILL", "Wait", "KILL"]
     stop, given = run_events(
-        stop, machine.JobKilled(190), machine.JobChecked(200, RUNNING), machine.ReportAccepted(201)
+        stop, (190, Happening.KILLED), (200, machine.JobChecked(RUNNING)), (201, Happening.REPORTED)
     )
     assert isinstance(given[1], Report)
     assert given[1].state == "failed"
     assert isinstance(given[2], Wait), "the job is no longer checked"
     stop, given = run_events(
         stop,
-        machine.JobChecked(210, RUNNING),
-        machine.JobChecked(211, GONE),
-        machine.ReportAccepted(212),
+        (210, machine.JobChecked(RUNNING)),
+        (211, machine.JobChecked(GONE)),
+        (212, Happening.REPORTED),
     )
     assert list_kinds(given) == ["Wait", "Report", "NoneType"]
     assert stop.report is not None
@@ -170,7 +173,7 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
 def test_stop_is_abandoned_after_its_last_timeout() -> None:
     """After abandon_seconds a stop whose failure was reported ends without confirmation."""
     stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, killed_at=4_999, failure_reported=True)
-    stop, given = run_events(stop, machine.JobChecked(5_000, RUNNING))
+    stop, given = run_events(stop, (5_000, machine.JobChecked(RUNNING)))
     assert (stop.phase, given) == (Phase.DONE, [None])
 
 
@@ -178,14 +181,14 @@ def test_report_is_retried_until_its_timeout() -> None:
     """A report is retried at growing intervals, not sooner than the service asks, until report_seconds."""
     stop, given = run_events(
         Stop(started_at=0),
-        machine.JobFound(0, JOB, GONE),
-        machine.ReportFailed(1),
-        machine.Continued(2),
+        (0, machine.JobFound(JOB, GONE)),
+        (1, machine.ReportFailed()),
+        (2, Happening.CONTINUED),
     )
     assert list_kinds(given) == ["Report", "Wait", "Report"]
-    _, (wait,) = run_events(stop, machine.ReportFailed(3, retry_after_seconds=77))
+    _, (wait,) = run_events(stop, (3, machine.ReportFailed(retry_after_seconds=77)))
     assert wait == Wait(77)
-    late, given = run_events(stop, machine.ReportFailed(1_000))
+    late, given = run_events(stop, (1_000, machine.ReportFailed()))
     assert (late.phase, late.report_answered, given) == (Phase.DONE, False, [None])
 
 
@@ -194,18 +197,18 @@ def test_failure_is_reported_at_growing_intervals_while_the_job_is_checked() -> 
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0, parks=True)
     tried_at = []
     for second in range(200, 400):
-        stop, instruction = step(stop, machine.JobChecked(second, RUNNING), BOUNDS)
+        stop, instruction = step(stop, machine.JobChecked(RUNNING), second, BOUNDS)
         if isinstance(instruction, Report):
             tried_at.append(second)
-            stop, instruction = step(stop, machine.ReportFailed(second, chance=0.999), BOUNDS)
+            stop, instruction = step(stop, machine.ReportFailed(chance=0.999), second, BOUNDS)
         assert instruction == Wait(BOUNDS.poll_seconds)
     assert tried_at == [200, 201, 202, 204, 208, 216, 232, 262, 292, 322, 352, 382]
 
 
 def test_reports_of_many_receivers_are_spread() -> None:
     """After the same failures, receivers wait for up to twice as long as others."""
-    stop, _ = run_events(Stop(started_at=0), machine.JobFound(0, JOB, GONE), machine.ReportFailed(1))
-    due_at = [run_events(stop, machine.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
+    stop, _ = run_events(Stop(started_at=0), (0, machine.JobFound(JOB, GONE)), (1, machine.ReportFailed()))
+    due_at = [run_events(stop, (2, machine.ReportFailed(chance=chance)))[0].report_due_at for chance in (0.0, 0.999)]
     assert due_at == [pytest.approx(2.5), pytest.approx(3.0, abs=0.01)]
 
 
@@ -214,10 +217,10 @@ def test_stop_that_is_taken_back_after_the_cancel_ends_without_a_kill() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        machine.StopTakenBack(20),
-        machine.StopEscalated(21),
-        machine.JobChecked(49, RUNNING),
-        machine.SchedulerFailed(50, "away"),
+        (20, Happening.TAKEN_BACK),
+        (21, Happening.ESCALATED),
+        (49, machine.JobChecked(RUNNING)),
+        (50, machine.SchedulerFailed("away")),
     )
     assert list_kinds(given) == ["CHECK", "CHECK", "Wait", "NoneType"]
     assert stop.phase is Phase.DONE
@@ -228,10 +231,10 @@ def test_stop_that_is_taken_back_before_its_cancel_succeeded_does_not_cancel() -
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB)
     stop, given = run_events(
         stop,
-        machine.SchedulerFailed(1, "away"),
-        machine.StopTakenBack(2),
-        machine.Continued(3),
-        machine.JobChecked(3, GONE),
+        (1, machine.SchedulerFailed("away")),
+        (2, Happening.TAKEN_BACK),
+        (3, Happening.CONTINUED),
+        (3, machine.JobChecked(GONE)),
     )
     assert list_kinds(given) == ["Wait", "CHECK", "CHECK", "Report"]
 
@@ -239,16 +242,16 @@ def test_stop_that_is_taken_back_before_its_cancel_succeeded_does_not_cancel() -
 def test_escalation_keeps_the_checkpoint_window() -> None:
     """An escalation kills the job sooner after the cancel, but does not shorten the checkpoint window."""
     stop, _ = run_events(
-        Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, True, "")
+        Stop(started_at=0), (0, machine.JobFound(JOB, RUNNING)), (0, machine.CheckpointRequested(True, ""))
     )
     stop, given = run_events(
         stop,
-        machine.StopEscalated(1),
-        machine.JobChecked(1, RUNNING, False),
-        machine.JobChecked(2, RUNNING, True),
+        (1, Happening.ESCALATED),
+        (1, machine.JobChecked(RUNNING, False)),
+        (2, machine.JobChecked(RUNNING, True)),
     )
     assert list_kinds(given) == ["CHECK", "Wait", "CANCEL"]
-    _, given = run_events(stop, machine.JobCancelled(3), machine.JobChecked(4, RUNNING))
+    _, given = run_events(stop, (3, Happening.CANCELLED), (4, machine.JobChecked(RUNNING)))
     assert given[-1] == JobAction.KILL
 
 
@@ -273,10 +276,10 @@ class StopMachine(RuleBasedStateMachine):
         self.parks = parks
         self.stop = Stop(started_at=0.0, parks=parks)
         self.instruction: Instruction | None = None
-        self._handle(machine.Continued(self.now))
+        self._handle(Happening.CONTINUED)
 
     def _handle(self, event: Event) -> None:
-        self.stop, self.instruction = step(self.stop, event, BOUNDS)
+        self.stop, self.instruction = step(self.stop, event, self.now, BOUNDS)
 
     @precondition(lambda self: self.instruction is not None)
     @rule(pause=st.floats(0, 40))
@@ -289,32 +292,32 @@ class StopMachine(RuleBasedStateMachine):
     def restart_before_the_result(self, pause: float) -> None:
         """The instruction is carried out, and the receiver is killed before it handles the result."""
         self._carry_out(pause)
-        self._handle(machine.Continued(self.now))
+        self._handle(Happening.CONTINUED)
 
     @rule(seconds=st.floats(0, 300))
     def restart_after_a_while(self, seconds: float) -> None:
         """The receiver is killed before the instruction, and only the stored stop survives."""
         self.now += seconds
-        self._handle(machine.Continued(self.now))
+        self._handle(Happening.CONTINUED)
 
     @precondition(lambda self: isinstance(self.instruction, JobAction))
     @rule(seconds=st.floats(0, 60))
     def fail_the_scheduler(self, seconds: float) -> None:
         self.now += seconds
         self.asking_failed |= self.instruction is JobAction.REQUEST_CHECKPOINT
-        self._handle(machine.SchedulerFailed(self.now, "away"))
+        self._handle(machine.SchedulerFailed("away"))
 
     @precondition(lambda self: isinstance(self.instruction, Report))
     @rule(seconds=st.floats(0, 30))
     def fail_the_report(self, seconds: float) -> None:
         self.now += seconds
-        self._handle(machine.ReportFailed(self.now))
+        self._handle(machine.ReportFailed())
 
     @precondition(lambda self: isinstance(self.instruction, Wait))
     @rule()
     def escalate(self) -> None:
         self.escalated = True
-        self._handle(machine.StopEscalated(self.now))
+        self._handle(Happening.ESCALATED)
 
     @rule()
     def end_the_job(self) -> None:
@@ -330,13 +333,13 @@ class StopMachine(RuleBasedStateMachine):
         match self.instruction:
             case JobAction.FIND:
                 self.found_at = self.now
-                return machine.JobFound(self.now, JOB, state)
+                return machine.JobFound(JOB, state)
             case JobAction.REQUEST_CHECKPOINT:
                 if not self.can_ask:
-                    return machine.CheckpointRequested(self.now, False)
+                    return machine.CheckpointRequested(False)
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
-                return machine.CheckpointRequested(self.now, True, "mark")
+                return machine.CheckpointRequested(True, "mark")
             case JobAction.CANCEL | JobAction.PARK:
                 assert (self.instruction is JobAction.PARK) == self.parks
                 window_begins = self.found_at if self.asking_failed else self.asked_at
@@ -344,7 +347,7 @@ class StopMachine(RuleBasedStateMachine):
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was saved"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel" or self.parks
-                return machine.JobCancelled(self.now)
+                return Happening.CANCELLED
             case JobAction.KILL:
                 assert not self.parks, "a parked job was killed"
                 assert self.cancelled_at is not None, "killed without a cancel"
@@ -353,17 +356,17 @@ class StopMachine(RuleBasedStateMachine):
                 )
                 self.kills += 1
                 self.job_gone |= self.ends_on == "kill" or self.kills > 1
-                return machine.JobKilled(self.now)
+                return Happening.KILLED
             case JobAction.CHECK:
                 if self.parks and self.job_gone and self.cancelled_at is not None:
                     state = Parked("HELD")
-                return machine.JobChecked(self.now, state, self.saved)
+                return machine.JobChecked(state, self.saved)
             case Wait():
-                return machine.Continued(self.now)
+                return Happening.CONTINUED
             case Report() as report:
                 assert report.state == "failed" or self.job_gone, "confirmed a job that is not gone"
                 self.reports.append(report)
-                return machine.ReportAccepted(self.now)
+                return Happening.REPORTED
         raise AssertionError(self.instruction)
 
     @invariant()

@@ -26,6 +26,7 @@ from evalstop_client.receivers.stop.job_control import Job, JobControl, Present,
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.state_machine import (
     Event,
+    Happening,
     Instruction,
     JobAction,
     Phase,
@@ -136,21 +137,23 @@ class StopExecution:
 
     def run(self) -> Stop:
         """Carry the stop out to its end, or until `interrupt`."""
-        event: Event = machine.Continued(self._context.clock())
+        event: Event = Happening.CONTINUED
         while not self._interrupted.is_set():
             before = self._stop
             if self._taken_back.is_set() and before.taken_back_at is None:
-                taken_back = machine.StopTakenBack(self._context.clock())
                 if machine.may_be_taken_back(before):
-                    event = taken_back
+                    event = Happening.TAKEN_BACK
                 else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
-                    before, _ = machine.step(before, taken_back, self._context.timeouts)
-            stop, instruction = machine.step(before, event, self._context.timeouts)
+                    before, _ = self._step(before, Happening.TAKEN_BACK)
+            stop, instruction = self._step(before, event)
             self._record_state(stop)
             if instruction is None:
                 break
             event = self._carry_out(instruction)
         return self._stop
+
+    def _step(self, stop: Stop, event: Event) -> tuple[Stop, Instruction | None]:
+        return machine.step(stop, event, self._context.clock(), self._context.timeouts)
 
     def _record_state(self, stop: Stop) -> None:
         if stop == self._stop:
@@ -177,7 +180,7 @@ class StopExecution:
             return self._control_job(instruction)
         except RequestRefused as error:
             logger.error("run %s: %s", self._request.run_name, error.detail or error)
-            return machine.JobRefused(self._context.clock(), error.detail or str(error))
+            return machine.JobRefused(error.detail or str(error))
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
         except Exception as error:  # any error must be reported to the service
@@ -186,37 +189,37 @@ class StopExecution:
             return self._report_unavailable(f"{type(error).__name__}: {error}")
 
     def _control_job(self, action: JobAction) -> Event:
-        job_control, clock, job = self._context.job_control, self._context.clock, self._stop.job
+        job_control, job = self._context.job_control, self._stop.job
         if job is None:
             # Other runs of the job go on: only who can end a part of it may act.
             may_act = self._request.ends in ("job", job_control.part)
             request = replace(self._request, was_parked=self._stop.was_parked)
             found = job_control.find_job(request) if may_act else None
-            return machine.JobForeign(clock()) if found is None else self._check_found_job(found)
+            return Happening.FOREIGN if found is None else self._check_found_job(found)
         match action:
             case JobAction.REQUEST_CHECKPOINT:
                 newest = self._context.reports.newest_checkpoint(self._request)
-                return machine.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
+                return machine.CheckpointRequested(job_control.request_checkpoint(job, self._request), newest)
             case JobAction.CANCEL:
                 job_control.cancel_job(job, self._request)
-                return machine.JobCancelled(clock())
+                return Happening.CANCELLED
             case JobAction.PARK:
                 job_control.park_job(job, self._request)
-                return machine.JobCancelled(clock())
+                return Happening.CANCELLED
             case JobAction.KILL:
                 job_control.kill_job(job)
-                return machine.JobKilled(clock())
+                return Happening.KILLED
         stop = self._stop
         was_parked = stop.parks and stop.cancelled_at is not None
         state = job_control.check_parked(job) if was_parked else job_control.check_job(job)
         awaits_checkpoint = stop.phase is Phase.SAVING and stop.known_checkpoint is not None
-        return machine.JobChecked(clock(), state, self._has_newer_checkpoint() if awaits_checkpoint else None)
+        return machine.JobChecked(state, self._has_newer_checkpoint() if awaits_checkpoint else None)
 
     def _check_found_job(self, job: Job) -> Event:
         state = self._context.job_control.check_job(job)
         if isinstance(state, Present):  # in a separate thread: the stop does not wait for the service
             threading.Thread(target=self._acknowledge_stop, args=(job,), name="acknowledge", daemon=True).start()
-        return machine.JobFound(self._context.clock(), job, state)
+        return machine.JobFound(job, state)
 
     def _acknowledge_stop(self, job: Job) -> None:
         report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
@@ -231,19 +234,19 @@ class StopExecution:
     def _report_unavailable(self, reason: str) -> Event:
         if self._stop.failures == 0:
             logger.warning("run %s: %s; retrying", self._request.run_name, reason)
-        return machine.SchedulerFailed(self._context.clock(), reason)
+        return machine.SchedulerFailed(reason)
 
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
         if self._escalated.is_set() and not self._stop.escalated:
-            return machine.StopEscalated(self._context.clock())
-        return machine.Continued(self._context.clock())
+            return Happening.ESCALATED
+        return Happening.CONTINUED
 
     def _send_report(self, report: Report) -> Event:
         answer = self._context.reports.send(self._request, report)
         if not isinstance(answer, Unavailable):
-            return machine.ReportAccepted(self._context.clock())
+            return Happening.REPORTED
         if self._stop.report_failures == 0:
             logger.warning("the report was not accepted, retrying: %s", answer.reason)
-        return machine.ReportFailed(self._context.clock(), answer.retry_after_seconds, random.random())
+        return machine.ReportFailed(answer.retry_after_seconds, random.random())

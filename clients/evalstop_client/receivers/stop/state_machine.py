@@ -55,85 +55,65 @@ class Report:
 Instruction = JobAction | Wait | Report
 
 
-@dataclass(frozen=True)
-class Event:
-    """What happened, in seconds since 1970."""
+class Happening(StrEnum):
+    """An event of which nothing else is to be known."""
 
-    at: float
-
-
-class Continued(Event):
-    """The stop starts, or goes on after a pause or a restart of the receiver."""
-
-
-class StopEscalated(Event):
-    """The service escalated the stop."""
-
-
-class StopTakenBack(Event):
-    """A person took the stop back."""
+    CONTINUED = "the stop starts, or goes on after a pause or a restart of the receiver"
+    ESCALATED = "the service escalated the stop"
+    TAKEN_BACK = "a person took the stop back"
+    FOREIGN = "the job belongs to another receiver"
+    CANCELLED = "the scheduler accepted the cancel or the park"
+    KILLED = "the scheduler accepted the kill"
+    REPORTED = "the service accepted the report, or never will"
 
 
 @dataclass(frozen=True)
-class JobFound(Event):
+class JobFound:
     """The job was found and checked."""
 
     job: Job
     seen: Present | Gone | Unproven
 
 
-class JobForeign(Event):
-    """The job belongs to another receiver."""
-
-
 @dataclass(frozen=True)
-class JobRefused(Event):
+class JobRefused:
     """Job control refused."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class SchedulerFailed(Event):
+class SchedulerFailed:
     """The scheduler was unavailable."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class CheckpointRequested(Event):
+class CheckpointRequested:
     """A checkpoint was requested or, if not `possible`, there is no way to request one."""
 
     possible: bool
     newest: str | None = None
 
 
-class JobCancelled(Event):
-    """The scheduler accepted the cancel or the park."""
-
-
-class JobKilled(Event):
-    """The scheduler accepted the kill."""
-
-
 @dataclass(frozen=True)
-class JobChecked(Event):
+class JobChecked:
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
     seen: Present | Parked | Gone | Unproven
     saved: bool | None = None
 
 
-class ReportAccepted(Event):
-    """The service accepted the report, or never will."""
-
-
 @dataclass(frozen=True)
-class ReportFailed(Event):
+class ReportFailed:
     """The service could not accept the report now; it may have sent Retry-After. `chance`: in [0, 1), spreads tries."""
 
     retry_after_seconds: float | None = None
     chance: float = 0.5
+
+
+Event = Happening | JobFound | JobRefused | SchedulerFailed | CheckpointRequested | JobChecked | ReportFailed
 
 
 class Phase(StrEnum):
@@ -193,30 +173,30 @@ class Stop:
         return has_parked and self.resumed_at is None and self.taken_back_at is None
 
 
-def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
-    """The state after an event, and what to do next; None once the stop is done."""
+def step(stop: Stop, event: Event, at: float, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
+    """The state after an event, in seconds since 1970, and what to do next; None once the stop is done."""
     match event:
-        case Continued():
+        case Happening.CONTINUED:
             return stop, _next_instruction(stop)
-        case StopEscalated():
+        case Happening.ESCALATED:
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
-        case StopTakenBack(at):
+        case Happening.TAKEN_BACK:
             if may_be_taken_back(stop):
                 return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
             stop = replace(stop, taken_back_at=at)
             return stop, _next_instruction(stop)
-        case JobForeign():
+        case Happening.FOREIGN:
             return replace(stop, phase=Phase.DONE, is_ours=False), None
-        case JobRefused(at, reason):
+        case JobRefused(reason):
             return _report(stop, Report("failed", reason, _list_details(stop)), at)
-        case SchedulerFailed(at, reason):
+        case SchedulerFailed(reason):
             return _after_scheduler_failure(stop, reason, at, timeouts)
-        case ReportAccepted():
+        case Happening.REPORTED:
             return _after_report_accepted(stop, timeouts)
         case ReportFailed():
-            return _after_report_failed(stop, event, timeouts)
-        case JobFound(at, job, seen):
+            return _after_report_failed(stop, event, at, timeouts)
+        case JobFound(job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Unproven):
                 return _report_unproven(stop, seen, at)
@@ -225,20 +205,19 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
                     return _enter_phase(stop, Phase.CANCELLING)
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case CheckpointRequested(at, possible, newest):
+        case CheckpointRequested(possible, newest):
             if possible:
                 stop = replace(stop, checkpoint_requested_at=at, known_checkpoint=newest, failures=0)
                 return stop, Wait(timeouts.poll_seconds)
             return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
-        case JobCancelled(at):
+        case Happening.CANCELLED:
             if stop.cancelled_at is not None:  # cancelled again: the limits count from the first time
                 return replace(stop, failures=0), Wait(timeouts.poll_seconds)
             return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case JobKilled(at):
+        case Happening.KILLED:
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case JobChecked(at, seen, saved):
+        case JobChecked(seen, saved):
             return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
-    raise AssertionError(event)
 
 
 def may_be_taken_back(stop: Stop) -> bool:
@@ -349,10 +328,12 @@ def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, In
     return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _after_report_failed(stop: Stop, event: ReportFailed, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def _after_report_failed(
+    stop: Stop, event: ReportFailed, at: float, timeouts: StopTimeouts
+) -> tuple[Stop, Instruction | None]:
     failures = stop.report_failures + 1
     pause_seconds = wait_seconds(failures, event.chance, event.retry_after_seconds)
-    stop = replace(stop, report_failures=failures, report_due_at=event.at + pause_seconds)
+    stop = replace(stop, report_failures=failures, report_due_at=at + pause_seconds)
     if stop.phase is not Phase.REPORTING or stop.reporting_at is None:
         # The job comes first: it is checked while the report waits.
         return stop, Wait(_pause_seconds(stop, timeouts))
