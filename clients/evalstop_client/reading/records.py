@@ -107,10 +107,9 @@ Outcome = Literal["right", "wrong", "unknown"]
 
 
 class ObservationRecord(Record):
-    """A value of a metric, with the fields of `columns`. `superseded_by`: the attempt that superseded it; None while it
-    counts."""
+    """A value of a metric, with the fields of `columns`."""
 
-    columns = "metric step value stderr time attempt superseded_by"
+    columns = "metric step value stderr time attempt"
 
     def __init__(self, document: Json, connection: Connection) -> None:
         super().__init__(document | {"value": float(document["value"])}, connection)  # "NaN" in JSON
@@ -182,18 +181,15 @@ class RunRecord(Record):
         evals = [name for name, role in self.metrics.items() if role.get("role") == "eval"]
         return "evalstop/score" if len(evals) > 1 else next(iter(evals), None)
 
-    def history(self, metric: str | None = None, *, superseded: bool = False) -> Table[ObservationRecord]:
-        """The observations of a metric by step, by default those of the eval.
-
-        `superseded`: include those of earlier attempts that a resume superseded.
-        """
+    def history(self, metric: str | None = None) -> Table[ObservationRecord]:
+        """The observations of a metric by step, by default those of the eval, without those that a resume
+        superseded."""
         name = metric or self.eval_metric
         path = f"/runs/{self.id}/observations"
 
         def fetch() -> Iterator[ObservationRecord]:
             items = self._connection.pages(path, {"metric": name}, page=1000) if name else ()
-            records = (ObservationRecord(item, self._connection) for item in items)
-            return (record for record in records if superseded or record.superseded_by is None)
+            return (ObservationRecord(item, self._connection) for item in items)
 
         return Table(fetch)
 

@@ -214,7 +214,7 @@ class ServiceRun:
         return {item["metric"] for item in self.remote.list_items(f"{self._path}/metrics", "items")}
 
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-        """Fetch the observations that count, without those of superseded attempts."""
+        """Fetch the observations that count."""
         run = runs.run(self.name, roles)
         run.total_steps = self.document.get("total_steps")
         run.eval_changes = [int(change["step"]) for change in self.document.get("eval_changes", ())]
@@ -227,7 +227,6 @@ class ServiceRun:
             for point in self.remote.list_items(
                 f"{self._path}/observations", "items", metric=column, limit=SERVICE_POINTS_A_PAGE
             )
-            if point["superseded_by"] is None
         )
         add_rows(runs, roles, self.name, rows, self.place, errors)
 

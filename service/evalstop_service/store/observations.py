@@ -30,9 +30,6 @@ _CHUNK = 500  # SQLite accepts some thousands of variables in a statement; a pla
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
-CURSOR = r"^[0-9]{1,16}\.[0-9]{1,9}$"
-"""The format of a cursor in the observations of one metric: the step, and what superseded it."""
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tabs and line ends
 
 
@@ -145,10 +142,22 @@ def list_latest(tx: Transaction, run: Run) -> list[LatestObservation]:
 
 def list_newest(tx: Transaction, run_id: UUID, metric: str, limit: int) -> list[StoredObservation]:
     """The live observations of a metric at its highest steps, the highest first."""
-    query = sa.select(*columns_of(observations, StoredObservation)).where(
+    query = _select_stored(run_id, metric).order_by(observations.c.step.desc())
+    return [StoredObservation(*row) for row in tx.execute(query.limit(limit))]
+
+
+def list_observations(
+    tx: Transaction, run_id: UUID, metric: str, *, after: int | None = None, limit: int = 1000
+) -> list[StoredObservation]:
+    """The live observations of a metric by ascending step, after this one."""
+    query = _select_stored(run_id, metric).where(observations.c.step > (-1 if after is None else after))
+    return [StoredObservation(*row) for row in tx.execute(query.order_by(observations.c.step).limit(limit))]
+
+
+def _select_stored(run_id: UUID, metric: str) -> sa.Select[Any]:
+    return sa.select(*columns_of(observations, StoredObservation)).where(
         observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE
     )
-    return [StoredObservation(*row) for row in tx.execute(query.order_by(observations.c.step.desc()).limit(limit))]
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
@@ -211,31 +220,7 @@ def add_observations(
         tx.execute(observations.insert(), rows)
 
 
-def parse_cursor(cursor: str | None) -> tuple[int, int] | None:
-    """The key that a cursor stands for; None for no cursor."""
-    if cursor is None:
-        return None
-    step, superseded_by = map(int, cursor.split("."))
-    return step, superseded_by
-
-
-def list_observations(
-    tx: Transaction, run_id: UUID, *, metric: str, after: tuple[int, int] | None = None, limit: int = 1000
-) -> Sequence[StoredObservation]:
-    """Observations of a metric including superseded ones, by (step, superseded_by), after the key `after`."""
-    query = sa.select(*columns_of(observations, StoredObservation))
-    query = query.where(observations.c.run_id == run_id, observations.c.metric == metric)
-    return [StoredObservation(*row) for row in tx.execute(_select_after(query, _KEY[1:], after, limit))]
-
-
 _KEY = (observations.c.metric, observations.c.step, observations.c.superseded_by)
-
-
-def _select_after(
-    query: sa.Select[Any], key: Sequence[Any], after: tuple[Any, ...] | None, limit: int
-) -> sa.Select[Any]:
-    query = query if after is None else query.where(sa.tuple_(*key) > sa.tuple_(*map(sa.literal, after)))
-    return query.order_by(*key).limit(limit)
 
 
 def list_exported(
@@ -249,7 +234,9 @@ def list_exported(
     times = (_write_time(tx, column) for column in (table.observed_at, table.received_at))
     numbers = (sa.type_coerce(table.value, sa.Double), table.stderr)
     query = sa.select(table.metric, table.step, *numbers, *times, table.attempt, sa.func.nullif(table.superseded_by, 0))
-    return tx.execute(_select_after(query.where(table.run_id == run_id), _KEY, after, limit)).all()
+    query = query.where(table.run_id == run_id)
+    query = query if after is None else query.where(sa.tuple_(*_KEY) > sa.tuple_(*map(sa.literal, after)))
+    return tx.execute(query.order_by(*_KEY).limit(limit)).all()
 
 
 def _write_time(tx: Transaction, column: sa.ColumnElement[datetime]) -> sa.ColumnElement[str]:

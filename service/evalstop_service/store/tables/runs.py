@@ -171,7 +171,7 @@ LIVE = 0
 
 @dataclass(frozen=True)
 class StoredObservation:
-    """An observation as stored, and whether it was superseded."""
+    """An observation as stored."""
 
     metric: Annotated[str, doc("the name of the series")]
     step: Annotated[int, doc("the training step at which it was measured")]
@@ -179,13 +179,7 @@ class StoredObservation:
     stderr: Annotated[float | None, doc("the standard error of the value; null: not reported")]
     observed_at: datetime | None
     attempt: Annotated[int, doc("the attempt that reported it")]
-    superseded_by: int
     received_at: Annotated[datetime, doc("when it was stored")]
-
-    @property
-    def cursor(self) -> str:
-        """The cursor of the page after this observation."""
-        return f"{self.step}.{self.superseded_by}"
 
 
 # `superseded_by` is 0 for the live observation and otherwise the attempt that replaced it, so the key itself keeps an
@@ -196,6 +190,7 @@ observations = make_table(
     sa.Column("run_id", sa.Uuid),
     sa.Column("metric", sa.Text().with_variant(sa.Text(collation="C"), "postgresql")),
     sa.Column("value", Real),
+    sa.Column("superseded_by", sa.Integer),
     key="run_id metric step superseded_by",
     postgresql_partition_by="HASH (run_id)",
 )

@@ -21,7 +21,7 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs
-from evalstop_service.store.observations import PostedObservation, StoredObservation
+from evalstop_service.store.observations import MAX_STEP, PostedObservation, StoredObservation
 from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import create_router
@@ -293,7 +293,6 @@ class ObservationOut(Answer):
 
     value: Stored = Field(description="in the unit of the metric")
     time: Time | None = Field(description="when it was measured; null: not reported")
-    superseded_by: int | None = Field(description="the attempt that superseded it; null while it counts")
 
 
 @router.get("/runs/{run_id}/observations")
@@ -303,22 +302,16 @@ def list_observations(
     caller: Read,
     database: Db,
     cursor: Annotated[
-        str | None,
-        Query(pattern=observations.CURSOR, description="`next_cursor` of the previous page; default: the first page"),
+        int | None,
+        Query(ge=0, le=MAX_STEP, description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of items per page")] = 1000,
 ) -> Page[ObservationOut]:
-    """One metric's observations by ascending step, including superseded ones."""
-    after = observations.parse_cursor(cursor)
+    """One metric's observations by ascending step, without those that a resume superseded."""
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
-        items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
+        items = observations.list_observations(tx, run_id, metric, after=cursor, limit=limit)
     return Page[ObservationOut](
-        items=[
-            ObservationOut.model_validate(
-                vars(item) | {"time": item.observed_at, "superseded_by": item.superseded_by or None}
-            )
-            for item in items
-        ],
-        next_cursor=items[-1].cursor if len(items) == limit else None,
+        items=[ObservationOut.model_validate(vars(item) | {"time": item.observed_at}) for item in items],
+        next_cursor=str(items[-1].step) if len(items) == limit else None,
     )

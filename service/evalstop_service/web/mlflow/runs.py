@@ -212,14 +212,13 @@ def get_history(
     metric_key: Annotated[Name, Query()],
     run_id: UUID,
     max_results: Annotated[int | None, Query(ge=1)] = None,
-    page_token: Annotated[str | None, Query(pattern=observations.CURSOR)] = None,
+    page_token: Annotated[int | None, Query(ge=0, le=observations.MAX_STEP)] = None,
 ) -> Document:
     """All values of a metric by step, page by page."""
     limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
-    after = observations.parse_cursor(page_token)
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
-        points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
+        points = observations.list_observations(tx, run.id, metric_key, after=page_token, limit=limit)
     values = [
         {
             "key": metric_key,
@@ -228,9 +227,8 @@ def get_history(
             "timestamp": to_milliseconds(point.observed_at or point.received_at),
         }
         for point in points
-        if not point.superseded_by
     ]
     answer: Document = {"metrics": values}
     if len(points) == limit:
-        answer["next_page_token"] = points[-1].cursor
+        answer["next_page_token"] = str(points[-1].step)
     return answer
