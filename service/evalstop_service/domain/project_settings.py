@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta, Struct
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -38,22 +38,15 @@ class Group(StrEnum):
     NOTICES = "Notices"
 
 
-class Widens(StrEnum):
-    """The changes of a setting that permit more stops, or let fewer people prevent them; null is no limit."""
-
-    MORE = "more"
-    LESS = "less"
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What a setting means. `widens`: None if it never does, or is compared by a rule of its own. `empty`: what null
-    means; None: it cannot be null."""
+    """What a setting means. `widens`: whether more or less of it permits more stops, or lets fewer people prevent them
+    (null is no limit); None: neither, or by a rule of its own. `empty`: what null means; None: it cannot be null."""
 
     group: Group
     label: str
     description: str
-    widens: Widens | None = None
+    widens: Literal["more", "less"] | None = None
     empty: str | None = None
 
 
@@ -99,7 +92,7 @@ class ProjectSettings:
     default_mode: Annotated[
         Mode,
         Field(strict=False),
-        Setting(_NEW_RUNS, "Mode", "mode of runs that request none; shadow: stops are only recorded", Widens.MORE),
+        Setting(_NEW_RUNS, "Mode", "mode of runs that request none; shadow: stops are only recorded", widens="more"),
     ] = Mode.SHADOW
     max_mode: Annotated[
         Mode,
@@ -108,7 +101,7 @@ class ProjectSettings:
             _NEW_RUNS,
             "Highest mode",
             "highest mode that runs may request; shadow: nothing is stopped, whatever trainers request",
-            Widens.MORE,
+            widens="more",
         ),
     ] = Mode.SHADOW
     allowed_policies: Annotated[
@@ -131,7 +124,7 @@ class ProjectSettings:
         ),
     ] = None
     veto_window_seconds: Annotated[
-        Seconds, Setting(_STOPPING, "Veto window", "how long people can veto a stop before it goes out", Widens.LESS)
+        Seconds, Setting(_STOPPING, "Veto window", "how long people can veto a stop before it goes out", widens="less")
     ] = 900.0
     stop_hours: Annotated[
         StopHours | None,
@@ -148,12 +141,14 @@ class ProjectSettings:
             _STOPPING,
             "Act from messages",
             "messages to people hold a link by which they can veto the stop, or have it wait, without signing in",
-            Widens.LESS,
+            widens="less",
         ),
     ] = True
     confirm_seconds: Annotated[
         Wait,
-        Setting(_STOPPING, "Confirmation", "how long a stop may stay unconfirmed before it is escalated", Widens.LESS),
+        Setting(
+            _STOPPING, "Confirmation", "how long a stop may stay unconfirmed before it is escalated", widens="less"
+        ),
     ] = 900.0
     second_person: Annotated[
         bool,
@@ -161,7 +156,7 @@ class ProjectSettings:
             _STOPPING,
             "Second person",
             "actions that end jobs, and changes that allow more jobs to be ended, require two people",
-            Widens.LESS,
+            widens="less",
         ),
     ] = False
     held_out_share: Annotated[
@@ -171,38 +166,37 @@ class ProjectSettings:
             _STOPPING,
             "Held out (0 to 1)",
             "share of stops held out at random, to measure whether they are right",
-            Widens.LESS,
+            widens="less",
         ),
     ] = HELD_OUT_SHARE
     stops_per_hour: Annotated[
         Count | None,
-        Setting(_GUARDS, "Stops per hour", "maximum number of stops per hour", Widens.MORE, empty="no limit"),
+        Setting(_GUARDS, "Stops per hour", "maximum number of stops per hour", widens="more", empty="no limit"),
     ] = 10
     stale_seconds: Annotated[
-        Wait, Setting(_GUARDS, "Stale after", "minimum silence before a run is stale", Widens.MORE)
+        Wait, Setting(_GUARDS, "Stale after", "minimum silence before a run is stale", widens="more")
     ] = 300.0
     case_seconds: Annotated[
-        Seconds, Setting(_CASES, "Duration", "shorter attempts do not count towards a rollout stage", Widens.LESS)
+        Seconds, Setting(_CASES, "Duration", "shorter attempts do not count towards a rollout stage", widens="less")
     ] = 600.0
     case_evals: Annotated[
         int,
         Field(ge=0, le=1_000_000),
         Integral,
-        Setting(_CASES, "Evals", "attempts with fewer finite evals do not count towards a rollout stage", Widens.LESS),
+        Setting(
+            _CASES, "Evals", "attempts with fewer finite evals do not count towards a rollout stage", widens="less"
+        ),
     ] = 8
     cases_per_key_and_day: Annotated[
         Count,
         Setting(
-            _CASES, "Cases per key and day", "maximum number of cases that count per key and day (UTC)", Widens.MORE
+            _CASES, "Cases per key and day", "maximum number of cases that count per key and day (UTC)", widens="more"
         ),
     ] = 20
     retention_days: Annotated[
         Annotated[int, Field(ge=1, le=36_500), Integral] | None,
         Setting(
-            _RETENTION,
-            "Retention (days)",
-            "how long the details of a run are kept after its end",
-            empty="forever",
+            _RETENTION, "Retention (days)", "how long the details of a run are kept after its end", empty="forever"
         ),
     ] = None
     rules: Annotated[
@@ -266,9 +260,7 @@ def list_widened(before: ProjectSettings, after: ProjectSettings) -> list[str]:
     widened = []
     for declared in list_settings():
         old, new = (_bound(getattr(settings, declared.name)) for settings in (before, after))
-        if (declared.setting.widens is Widens.MORE and old < new) or (
-            declared.setting.widens is Widens.LESS and old > new
-        ):
+        if (declared.setting.widens == "more" and old < new) or (declared.setting.widens == "less" and old > new):
             widened.append(declared.name)
     if before.stop_hours not in (None, after.stop_hours):  # other hours hold some stop back no longer
         widened.append("stop_hours")
