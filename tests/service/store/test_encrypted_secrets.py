@@ -14,7 +14,7 @@ from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Dead
 from evalstop_service.store.tables import endpoints as endpoint_table
 
-from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, settle_delivery
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
 
 OLD_KEY, NEW_KEY = bytes(range(32)), bytes(range(1, 33))
 
@@ -120,3 +120,19 @@ def test_rotated_secret_overlaps_with_the_previous(database: Database, project: 
     assert during.secrets == (rotated.secret, endpoint.secret)
     assert after.secrets == (rotated.secret,)
     assert rotated.secret != endpoint.secret
+
+
+def test_endpoint_is_hidden_from_other_projects(database: Database, project: SeededProject) -> None:
+    """Another project can neither see, change, rotate nor delete an endpoint."""
+    endpoint = project.add_endpoint(database, "http://x.example")
+    other_project_id = seed_project(database).id
+    with database.transaction() as tx:
+        with pytest.raises(NotFound):
+            endpoints.load_endpoint(tx, other_project_id, endpoint.id)
+        with pytest.raises(NotFound):
+            endpoints.update_endpoint(tx, other_project_id, endpoint.id, url="http://evil.example")
+        with pytest.raises(NotFound):
+            endpoints.rotate_secret(tx, other_project_id, endpoint.id, now=EPOCH)
+        with pytest.raises(NotFound):
+            endpoints.delete_endpoint(tx, other_project_id, endpoint.id, now=EPOCH)
+        assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
