@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -89,14 +88,3 @@ def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) 
     elif decision.is_requested and hand_overs.has_grown(tx, run, decision):
         reason = "another run entered the job after the stop was requested"
         transitions.move_decision(tx, run, decision, WindowReopened(now, now, reason), project)
-
-
-def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
-    """Put the stop of a run, which is locked, on hold; None if no stop is to go out, or it was handed over."""
-    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is None or not decision.is_unsent or not raised:
-        return None
-    moved = transitions.move_decision(
-        tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised))
-    )
-    return moved if moved.state == DecisionState.ON_HOLD else None

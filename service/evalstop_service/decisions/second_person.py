@@ -206,8 +206,10 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
         case ProposalKind.REMOVE_STAGE:
             rollout_stage.remove_rollout_stage(tx, author, proposal.subject)
         case ProposalKind.CHANGE_STAGE:
-            terms = msgspec.json.decode(proposal.argument, type=StageTerms)
-            _set_stage(tx, author, proposal.subject, terms)
+            terms, name = msgspec.json.decode(proposal.argument, type=StageTerms), proposal.subject
+            version = policies.load_version(tx, author.project_id, name).version
+            rollout_stage.set_rollout_stage(tx, author.project_id, name, version, terms, author.at)
+            author.record(tx, "rollout_stage.set", f"policy {name}", msgspec.to_builtins(terms))
         case ProposalKind.STOP_RUN:
             command = StopOrdered(author.at, author.actor, reason)
             commands.order_run_stop(tx, author.project_id, UUID(proposal.subject), command)
@@ -219,12 +221,6 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
         case ProposalKind.CHANGE_PROJECT:
             change = ProjectChange.model_validate_json(proposal.argument)
             project_settings.apply_change(tx, author, change)
-
-
-def _set_stage(tx: Transaction, author: Author, policy_name: str, terms: StageTerms) -> None:
-    policy = policies.load_version(tx, author.project_id, policy_name)
-    rollout_stage.set_rollout_stage(tx, author.project_id, policy_name, policy.version, terms, author.at)
-    author.record(tx, "rollout_stage.set", f"policy {policy_name}", msgspec.to_builtins(terms))
 
 
 def _close_proposal(tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str) -> None:

@@ -17,7 +17,8 @@ from uuid import UUID
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import commands, guards, holds
+from evalstop_service.decisions import commands, guards, transitions
+from evalstop_service.domain.decision_events import GuardsRaised
 from evalstop_service.domain.decision_lifecycle import DecisionState, GuardKind
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import (
@@ -179,7 +180,8 @@ def _apply_liveness(tx: Transaction, project: Project, run: Run, record: RunHeal
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == DecisionState.PENDING:
             raised = guards.find_guards(tx, projects.lock_project(tx, project.id), run, now, decision)
-            holds.hold_stop(tx, run, [guard for guard in raised if guard.kind is GuardKind.STALE], now)
+            silent = GuardsRaised(now, tuple(guard for guard in raised if guard.kind is GuardKind.STALE))
+            transitions.move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), silent, project)
     elif record.state == Liveness.LOST:
         run = commands.end_run(tx, run, Liveness.LOST, now)
         events.announce_run_event(tx, EventType.LOST, project, run, now, health=report)

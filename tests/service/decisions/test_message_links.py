@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.decisions import commands, deadlines, holds, message_links
+from evalstop_service.decisions import commands, deadlines, message_links, transitions
 from evalstop_service.decisions.message_links import Choice, MessageLink
 from evalstop_service.domain.decision_commands import Vetoed
+from evalstop_service.domain.decision_events import GuardsRaised
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind
 from evalstop_service.domain.times import StopHours
 from evalstop_service.errors import Conflict
-from evalstop_service.store import endpoints, runs, tables
+from evalstop_service.store import decisions, endpoints, runs, tables
 from evalstop_service.store.endpoints import UNENCRYPTED, Endpoint
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import links
@@ -105,7 +106,9 @@ def test_link_ends_with_its_window(veto_project: ProjectFixture, chat: Endpoint)
     act(veto_project, first, Choice.WAIT_AN_HOUR)
     guard = Guard(GuardKind.PAUSED, "the project was paused by dana")
     with veto_project.database.transaction() as tx:
-        holds.hold_stop(tx, runs.lock_run(tx, veto_project.id, run.id), [guard], SOON)
+        locked = runs.lock_run(tx, veto_project.id, run.id)
+        decision = decisions.lock_decision(tx, run.id, veto_project.load_decision(run).id)
+        transitions.move_decision(tx, locked, decision, GuardsRaised(SOON, (guard,)))
     assert veto_project.load_decision(run).state == DecisionState.ON_HOLD
     deadlines.process_overdue(veto_project.database, NOW + 2 * MINUTE)
     assert veto_project.load_decision(run).state == DecisionState.PENDING

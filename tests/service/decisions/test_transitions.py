@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 from evalstop_service.clock import rfc3339
-from evalstop_service.decisions import deadlines, holds
+from evalstop_service.decisions import deadlines, transitions
 from evalstop_service.domain.decision_commands import Released, Vetoed
+from evalstop_service.domain.decision_events import GuardsRaised
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind
 from evalstop_service.errors import Conflict
-from evalstop_service.store import hand_overs, runs, tables
+from evalstop_service.store import decisions, hand_overs, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -48,7 +49,9 @@ def load_announced_guards(project: ProjectFixture, run: Run) -> list[list[str]]:
 def hold_stop(project: ProjectFixture, run: Run, now: datetime) -> Decision | None:
     with project.database.transaction() as tx:
         locked = runs.lock_run(tx, project.id, run.id)
-        return holds.hold_stop(tx, locked, [PAUSE], now)
+        before = decisions.lock_decision(tx, run.id, project.load_decision(run).id)
+        moved = transitions.move_decision(tx, locked, before, GuardsRaised(now, (PAUSE,)))
+        return moved if moved != before else None
 
 
 def test_guard_puts_a_stop_on_hold(veto_project: ProjectFixture) -> None:
