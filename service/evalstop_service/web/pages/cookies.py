@@ -6,7 +6,7 @@ All cookies are HttpOnly, and all but the OpenID flow are SameSite=Strict.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from fastapi import Request, Response
@@ -32,14 +32,7 @@ HOST_PREFIX = "__Host-"
 such a cookie."""
 
 
-def set_cookie(
-    response: Response,
-    request: Request,
-    name: str,
-    value: str,
-    seconds: int,
-    samesite: Literal["strict", "lax"] = "strict",
-) -> None:
+def set_cookie(response: Response, request: Request, name: str, value: str, seconds: int) -> None:
     """Set a cookie, Secure when the request came over https, or the service is reached by https."""
     response.set_cookie(
         _full_name(request, name),
@@ -48,7 +41,8 @@ def set_cookie(
         path="/",
         secure=_is_secure(request),
         httponly=True,
-        samesite=samesite,
+        # Of the flow not strict, because the visitor returns by a redirect from the provider's site.
+        samesite="lax" if name == FLOW else "strict",
     )
 
 

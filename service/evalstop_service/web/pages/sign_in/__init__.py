@@ -167,8 +167,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
         return render_login_form(request, site, target, str(error), 502)
     response = RedirectResponse(url, 303)
     flow = site.sessions.sign_flow(vars(state) | {"next": target})
-    # Not strict, because the visitor returns by a redirect from the provider's site.
-    cookies.set_cookie(response, request, FLOW, flow, cookies.FLOW_SECONDS, samesite="lax")
+    cookies.set_cookie(response, request, FLOW, flow, cookies.FLOW_SECONDS)
     return response
 
 
