@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import operator
 import sqlite3
 import threading
@@ -27,8 +26,6 @@ from evalstop_service.store.faults import READ_ONLY
 T = TypeVar("T")
 
 _ANY: Mapping[Any, Any] = {}
-
-_IDLE_SECONDS = 1.0
 
 _WAIT_SECONDS = 30.0
 """How long a transaction waits for a free connection."""
@@ -98,6 +95,7 @@ class Database:
             pool_size=connections,
             max_overflow=0,
             pool_timeout=_WAIT_SECONDS,
+            pool_pre_ping=not self.embedded,
             json_deserializer=msgspec.json.decode,
             hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
             **({} if self.embedded else {"isolation_level": "READ COMMITTED"}),  # at each begin, also through a pooler
@@ -187,7 +185,7 @@ class Database:
 
 
 def _prepare_postgresql(engine: sa.Engine) -> None:
-    """Set up each connection, and ping it before use only if it was idle for a while, not before each use."""
+    """Set up each connection."""
 
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
@@ -204,19 +202,6 @@ def _prepare_postgresql(engine: sa.Engine) -> None:
         # After a failover the old server is a standby: new connections reach the new one.
         if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
             context.is_disconnect = True
-
-    @sa.event.listens_for(engine, "checkin")
-    def record_checkin(_connection: Any, record: Any) -> None:
-        record.info["idle_since"] = time.monotonic()
-
-    @sa.event.listens_for(engine, "checkout")
-    def ping(connection: Any, record: Any, _proxy: Any) -> None:
-        if connection is None or time.monotonic() - record.info.get("idle_since", math.inf) < _IDLE_SECONDS:
-            return
-        try:
-            engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise sa.exc.DisconnectionError from error  # the pool opens a new connection
 
 
 def _switch_to_wal(connection: Any) -> None:
