@@ -113,11 +113,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
 }
 
 
-def explain_unknown(name: str) -> str:
-    """The error message for an unknown detector name."""
-    return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"
-
-
 def list_allowed(struct: type[Any], path: Sequence[str | int]) -> list[str]:
     """The keys or values allowed at this location of a document of the struct, where there are few; else none.
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Thresholds
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.calibration import Risk, find_threshold
-from evalstop_detectors.policy.catalog import DETECTORS, Action, GuardKind, explain_unknown, list_allowed
+from evalstop_detectors.policy.catalog import DETECTORS, Action, GuardKind, list_allowed
 from evalstop_detectors.policy.policy import Member, Policy, member_ids
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
@@ -168,7 +168,8 @@ def _check_reachable(placed: _Placed, members: Sequence[Member]) -> None:
 def _build_member(item: MemberDocument, where: Path) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
-        raise _invalid((*where, "detector"), explain_unknown(item.detector))
+        message = f"there is no detector {item.detector!r}; there are {', '.join(DETECTORS)}"
+        raise _invalid((*where, "detector"), message)
     try:
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
