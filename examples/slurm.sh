@@ -9,7 +9,7 @@
 export EVALSTOP_RUN_NAME="$SLURM_JOB_NAME-$SLURM_JOB_ID"
 # The client labels the run with slurm_job_id and slurm_cluster by itself. By these `evalstop-receiver slurm` finds the
 # job, for trainers that do not look at `should_stop`; what is known of the job besides goes here.
-export EVALSTOP_LABELS="gpus=${SLURM_GPUS_ON_NODE:-0}"
+export EVALSTOP_LABELS="gpus=${SLURM_GPUS_ON_NODE:-0},job_kind=sft"
 # What cannot be sent now waits where the next life of the job finds it: not on the node's own disk.
 export EVALSTOP_SPOOL="${EVALSTOP_SPOOL:-$SLURM_SUBMIT_DIR/.evalstop-spool}"
 

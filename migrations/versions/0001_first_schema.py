@@ -496,6 +496,7 @@ def _create_case_calls() -> None:
         sa.Column("project_id", sa.Uuid(), nullable=False),
         sa.Column("policy_name", sa.Text(), nullable=False),
         sa.Column("policy_version", sa.Integer(), nullable=False),
+        sa.Column("job_kind", sa.Text(), nullable=True),
         sa.Column("treatment", sa.Text(), nullable=True),
         sa.Column("observed_probability", sa.Double(), nullable=True),
         sa.Column("run_outcome", sa.Text(), nullable=False),
@@ -521,6 +522,7 @@ def _create_case_calls() -> None:
             "delay_steps",
             "gpu_hours_after",
             "ended_at",
+            "job_kind",
         ],
         unique=False,
     )
@@ -535,6 +537,7 @@ def _create_decisions() -> None:
         sa.Column("project_id", sa.Uuid(), nullable=False),
         sa.Column("policy_name", sa.Text(), nullable=False),
         sa.Column("policy_version", sa.Integer(), nullable=False),
+        sa.Column("job_kind", sa.Text(), nullable=True),
         sa.Column("gpus", sa.Double(), nullable=True),
         sa.Column("run_outcome", sa.Text(), nullable=False),
         sa.Column("derived", sa.Boolean(), nullable=False),

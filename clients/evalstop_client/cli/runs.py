@@ -118,7 +118,7 @@ def show_precision(options: argparse.Namespace) -> int:
     by, named = (["policy"], "") if options.by == "policy" else (["policy", "detector"], "detector observes ")
     query = {"group_by": by, "policy": options.policy, "since": parse_moment(options.since)}
     groups = connect(options).connection.get("/precision", query)["groups"]
-    figures = "precision recall false_stops_per_healthy_run delay_steps"
+    figures = "precision recall false_stops_per_healthy_run delay_steps=delay_steps.median"
     hours = "gpu_hours_saved=gpu_hours.saved gpu_hours_would_have_saved=gpu_hours.would_have_saved"
     return show_list(options, groups, f"policy {named}{figures} {hours}")
 

@@ -149,6 +149,7 @@ def _save_case(
         project_id=run.project_id,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
+        job_kind=run.labels.get("job_kind"),
         gpus=gpus,
         run_outcome=run_outcome,
         derived=recorded is None or recorded.derived,

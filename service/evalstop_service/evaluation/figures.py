@@ -32,6 +32,7 @@ ROWS = (*Treatment, PASSED)
 _PARTS: dict[Grouping, tuple[str, ...]] = {
     "policy": ("policy", "version"),
     "detector": ("detector",),
+    "job_kind": ("job_kind",),
     "week": ("begins",),
 }
 """The names of the parts of a key."""
@@ -41,9 +42,11 @@ _PARTS: dict[Grouping, tuple[str, ...]] = {
 class Hours:
     """GPU-hours of the cases whose number of GPUs is known."""
 
+    since: Annotated[datetime | None, doc("when the first flagged attempt ended; null: none")] = None
     saved: Annotated[float, doc("by stops that were carried out and right")] = 0.0
     saved_if_right: Annotated[float, doc("by stops that were carried out, if they were right: not known yet")] = 0.0
     lost: Annotated[float, doc("lost by false stops that were carried out, estimated from held-out stops")] = 0.0
+    lost_as_reported: Annotated[float, doc("lost by stops that were carried out and labeled wrong")] = 0.0
     would_have_saved: Annotated[
         float,
         doc(
@@ -51,8 +54,19 @@ class Hours:
             " runs that nobody stopped, unweighted"
         ),
     ] = 0.0
+    would_have_lost: Annotated[float, doc("not lost: wrong stops that were held out or in shadow mode")] = 0.0
     parked: Annotated[float, doc("freed for other jobs while jobs were parked")] = 0.0
     without_gpus: Annotated[int, doc("flagged cases without a GPU count")] = 0
+
+
+@dataclass(frozen=True)
+class Delays:
+    """How many steps after the turn right stops were decided: weighted quartiles."""
+
+    cases: Annotated[int, doc("right stops with a known turn")]
+    lower: Annotated[float, doc("lower quartile of the delay in steps")]
+    median: Annotated[float, doc("median delay in steps")]
+    upper: Annotated[float, doc("upper quartile of the delay in steps")]
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class GroupFigures:
     precision: Annotated[Estimate, doc("the share of its stops that were right")]
     recall: Estimate
     false_stops: Estimate
-    delay_steps: Annotated[float | None, doc("median of the steps from the turn to right stops; null: none is known")]
+    delays: Delays | None
     hours: Hours
     counts: dict[str, dict[str, int]]
     stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
@@ -87,7 +101,9 @@ class _Totals:
     passed: _Strata = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     delays: list[tuple[int, float]] = field(default_factory=list)  # of right stops: steps, cases that they stand for
+    delayed: int = 0
     without_gpus: int = 0
+    since: datetime | None = None
     stated_risk: float | None = None
 
     def add(self, count: CaseCount) -> None:
@@ -98,6 +114,8 @@ class _Totals:
             return
         self.without_gpus += count.without_gpus
         self.hours["parked"] += count.parked_gpu_hours
+        if count.first_ended_at is not None:
+            self.since = min(count.first_ended_at, self.since or count.first_ended_at)
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
         if (name := name_hours(row, count.outcome)) is not None:
@@ -107,8 +125,12 @@ class _Totals:
             self.strata[count.probability][count.outcome] += count.cases
             if count.delay is not None and count.outcome is DecisionOutcome.RIGHT:
                 self.delays.append((count.delay, count.cases / count.probability))
+                self.delayed += count.cases
+            self.hours["would_have_lost"] += count.gpu_hours_lost
             # Each held-out stop represents (1 - p) / p stops that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
+        elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
+            self.hours["lost_as_reported"] += count.gpu_hours_lost
 
 
 def _list_strata(strata: _Strata) -> list[Stratum]:
@@ -259,7 +281,7 @@ def compute_running_figures(counts: Iterable[CaseCount], *, of_calls: bool = Fal
 
 
 def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
-    """The parts of a group's key by name: `policy` and `version`, `detector`, `begins`."""
+    """The parts of a group's key by name: `policy` and `version`, `detector`, `job_kind`, `begins`."""
     return dict(zip((name for grouping in by for name in _PARTS[grouping]), key, strict=True))
 
 
@@ -294,8 +316,16 @@ def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupF
         estimate(flagged),
         confidence_sequences.estimate_recall(flagged, *passed),
         confidence_sequences.estimate_false_stops(flagged, *passed),
-        confidence_sequences.weighted_quantile(sorted(sums.delays), 0.5) if sums.delays else None,
-        Hours(**sums.hours, without_gpus=sums.without_gpus),
+        _compute_quartiles(sums),
+        Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         deepcopy(sums.cells),
         sums.stated_risk,
     )
+
+
+def _compute_quartiles(sums: _Totals) -> Delays | None:
+    ordered = sorted(sums.delays)
+    if not ordered:
+        return None
+    lower, median, upper = (confidence_sequences.weighted_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    return Delays(sums.delayed, lower, median, upper)

@@ -63,7 +63,7 @@ def _add_calls(tx: Transaction, listed: Sequence[Case]) -> list[Case]:
     return [replace(case, calls=calls_of[key]) for case, key in zip(listed, keys, strict=True)]
 
 
-Grouping = Literal["policy", "detector", "week"]
+Grouping = Literal["policy", "detector", "job_kind", "week"]
 """`policy`: each version of a policy. `detector`: each one of the policy, observers included, see `evaluation.figures`.
 A week begins on Monday, in UTC, which names it; a case belongs to the week in which its attempt ended."""
 
@@ -75,7 +75,7 @@ Key = tuple[Any, ...]
 class CaseFilter:
     """Which cases of a project are wanted; a field that is None does not restrict.
 
-    `since`, `until`: ended at or after, and before. `flagged`: whether
+    `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
     there was a decision to stop. `detector`: called for a stop; `outcome` is then that of its call, and runs that were
     stopped are left out unless `treatment` selects them. `silent`: did not call.
     """
@@ -83,6 +83,7 @@ class CaseFilter:
     policy: str | None = None
     version: int | None = None
     detector: str | None = None
+    job_kind: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     flagged: bool | None = None
@@ -115,6 +116,7 @@ class CaseCount:
     without_gpus: int = 0
     parked_gpu_hours: float = 0.0
     stated_risk: float | None = None
+    first_ended_at: datetime | None = None
     run_outcome: RunOutcome | None = None
     delay: int | None = None
 
@@ -136,6 +138,7 @@ def count_cases(
         sa.func.count().filter(cases.c.gpu_hours.is_(None)),
         sa.func.coalesce(sa.func.sum(cases.c.parked_seconds * cases.c.gpus), 0.0) / 3600,
         sa.func.max(cases.c.stated_risk),
+        sa.func.min(cases.c.ended_at),
     ]
     flagged = filter_cases(sa.select(*keys, *kinds, *sums, *last), project_id, case_filter).where(IS_FLAGGED)
     passed = filter_cases(sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter)
@@ -163,6 +166,13 @@ def list_cases(
     """The cases behind a count, those that were written last first: before the one with this revision."""
     query = filter_cases(sa.select(*columns_of(cases, Case)), project_id, case_filter)
     return _add_calls(tx, find_page(tx, Case, query, cases.c.revision, before, limit))
+
+
+def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
+    """All job kinds that were ever flagged in a project, by name."""
+    kind = cases.c.job_kind
+    query = sa.select(kind).where(cases.c.project_id == project_id, IS_FLAGGED, kind.is_not(None))
+    return list(tx.execute(query.distinct().order_by(cases.c.job_kind)).scalars())
 
 
 _NEWEST = 50
@@ -195,11 +205,12 @@ def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilte
 
 
 def _match_origin(table: sa.Table, project_id: UUID, case_filter: CaseFilter) -> list[sa.ColumnElement[bool]]:
-    """Conditions on project, policy and end, which cases and their calls have."""
+    """Conditions on project, policy, job kind and end, which cases and their calls have."""
     exact = {
         table.c.project_id: project_id,
         table.c.policy_name: case_filter.policy,
         table.c.policy_version: case_filter.version,
+        sa.func.coalesce(table.c.job_kind, ""): case_filter.job_kind,
     }
     ended_at = table.c.ended_at
     return match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
@@ -216,8 +227,8 @@ def key_columns(tx: Transaction, by: Grouping | Literal["day"], table: sa.Table 
     """What cases, or their calls, are grouped by: the parts of a key. A period is the text of its first day."""
     if by == "policy":
         return [table.c.policy_name, table.c.policy_version]
-    if by == "detector":
-        return [table.c.detector]
+    if by in ("job_kind", "detector"):
+        return [table.c[by]]
     # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
     ended_at = table.c.ended_at
     if tx.dialect.name == "postgresql":
@@ -231,7 +242,7 @@ def count_calls(
 ) -> list[CaseCount]:
     """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay.
 
-    Of the filter it obeys policy and end.
+    Of the filter it obeys policy, job kind and end.
     """
     calls = case_calls.c
     keys = [column for grouping in by for column in key_columns(tx, grouping, case_calls)]

@@ -57,7 +57,7 @@ def load_outcomes(project: ProjectFixture, run: Run) -> list[str]:
 
 def open_flagged_run(project: ProjectFixture, *later: float, **options: Any) -> Run:
     """Open a run with a decision after two hours and these evals after five."""
-    run = project.open_run(labels={"gpus": "4"}, **options)
+    run = project.open_run(labels={"gpus": "4", "job_kind": "rlhf"}, **options)
     project.submit(run, CheckpointSaved(4, "file:///4"))
     project.post_observations(run, evals(*RISING), hours_later(1))
     project.post_observations(run, evals(*DECLINES, start=6), hours_later(2))
@@ -75,7 +75,7 @@ def test_shadow_stop_of_a_turned_run_is_right(shadow_project: ProjectFixture) ->
     assert find_case(shadow_project, run) is None
     finish_run(shadow_project, run)
     assert_case(shadow_project, run, run_outcome="turned", outcome="right", derived=True, treatment="observed")
-    assert_case(shadow_project, run, decided_step=8, detectors=["k_decline"], stated_risk=None)
+    assert_case(shadow_project, run, decided_step=8, detectors=["k_decline"], stated_risk=None, job_kind="rlhf")
     assert_case(shadow_project, run, gpus=4.0, gpu_hours=24.0, gpu_hours_saved=16.0, gpu_hours_lost=0.0)
     (outcome,) = shadow_project.load_rows(tables.outcomes, run)
     assert (outcome["actor"], outcome["derived"], outcome["outcome"]) == ("evalstop", True, "right")

@@ -22,7 +22,7 @@ LATER = NOW + timedelta(days=40)
 
 @pytest.fixture
 def project_with_cases(project: ProjectFixture) -> ProjectFixture:
-    """A project with cases of two policies and two months."""
+    """A project with cases of two policies, two kinds of jobs and two months."""
     database = project.database
     first, second = project.open_run(policy="paper"), project.open_run(policy="watch-all-roles")
     project.add_policy(ALL_ROLES_POLICY | {"at_least": 2})
@@ -37,9 +37,9 @@ def project_with_cases(project: ProjectFixture) -> ProjectFixture:
     )
     insert_cases(database, first, 30, treatment=None, run_outcome="healthy")
     insert_cases(database, first, 5, treatment=None, outcome="wrong", calls=others)
-    insert_cases(database, second, 3, LATER, delay_steps=50, calls=decline)
+    insert_cases(database, second, 3, LATER, job_kind="rlhf", delay_steps=50, calls=decline)
     held_out: dict[str, Any] = {"observed_probability": 0.1, "outcome": "wrong", "calls": wrong}
-    insert_cases(database, second, 4, LATER, gpu_hours_lost=1.0, **held_out)
+    insert_cases(database, second, 4, LATER, job_kind="rlhf", gpu_hours_lost=1.0, **held_out)
     enforced: dict[str, Any] = {"treatment": "stopped", "observed_probability": 0.1}
     insert_cases(database, second, 9, LATER, gpu_hours_saved=7.0, calls=decline, **enforced)
     insert_cases(database, second, 1, LATER, outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0, **enforced)
@@ -64,12 +64,13 @@ def test_figures_of_a_policy_exclude_enforced_stops(project_with_cases: ProjectF
     assert (paper.precision.decided, paper.precision.undecided) == (10, 1)
     assert paper.recall.value == pytest.approx(8 / 13)
     assert paper.false_stops.value == pytest.approx(2 / 32)
-    assert paper.delay_steps == 10
-    assert (paper.hours.would_have_saved, paper.hours.without_gpus) == (16, 1)
+    assert paper.delays == figures.Delays(8, 10, 10, 10)
+    assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.without_gpus) == (16, 6, 1)
     assert paper.hours.lost == 0  # nothing was carried out
     assert all_roles.precision.value == pytest.approx(3 / (3 + 40))
     assert all_roles.hours.lost == pytest.approx(4 * 0.9 / 0.1)
-    assert (all_roles.hours.saved, all_roles.hours.saved_if_right) == (63, 4)
+    assert (all_roles.hours.saved, all_roles.hours.saved_if_right, all_roles.hours.lost_as_reported) == (63, 4, 5)
+    assert (paper.hours.since, all_roles.hours.since) == (NOW, LATER)
     assert all_roles.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 1}
     assert newest.precision.decided == 1
 
@@ -99,7 +100,7 @@ def test_detectors_of_a_policy_are_measured_on_the_same_runs(project_with_cases:
     assert posterior.counts["passed"] == {"right": 32, "wrong": 0, "unknown": 1}
     assert (decline.precision.value, decline.recall.value) == pytest.approx((8 / 10, 8 / 13))
     assert (posterior.precision.value, posterior.recall.value, posterior.false_stops.value) == (1, 1, 0)
-    assert posterior.delay_steps == 20
+    assert posterior.delays == figures.Delays(13, 20, 20, 20)
     assert (decline.hours.would_have_saved, posterior.hours.would_have_saved) == (16, 13)
     enforced = groups["watch-all-roles", 1, "k_decline"]
     assert enforced.precision.value == pytest.approx(3 / (3 + 4 / 0.1))
@@ -120,6 +121,7 @@ def test_cases_in_which_two_detectors_disagree_are_listed(project_with_cases: Pr
 def test_cases_are_grouped_by_time(project_with_cases: ProjectFixture) -> None:
     """A case counts for the week in which it ended."""
     assert list(load_figures(project_with_cases, "week")) == [("2025-12-29",), ("2026-02-09",)]
+    assert list(load_figures(project_with_cases, "job_kind")) == [("rlhf",), (None,)]
     by_week = load_figures(project_with_cases, "detector", "week")
     assert by_week["k_decline", "2025-12-29"].precision.decided == 10
 
@@ -128,7 +130,7 @@ def test_figures_are_filtered(project_with_cases: ProjectFixture) -> None:
     """Figures count only the cases that match the filter."""
     assert load_figures(project_with_cases, policy="watch-all-roles", version=1)[()].precision.decided == 7
     assert load_figures(project_with_cases, policy="paper", detector="posterior")[()].precision.decided == 13
-    assert load_figures(project_with_cases, since=LATER)[()].precision.decided == 8
+    assert load_figures(project_with_cases, since=LATER, job_kind="rlhf")[()].precision.decided == 7
     assert load_figures(project_with_cases, until=NOW)[()].precision.value is None
 
 

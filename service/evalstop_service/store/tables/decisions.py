@@ -180,6 +180,7 @@ class Case:
     project_id: UUID
     policy_name: str
     policy_version: int
+    job_kind: Annotated[str | None, doc("the label job_kind of the run; null: none")]
     gpus: Annotated[float | None, doc("the label gpus of the run; null: none")]
     run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
     derived: Annotated[bool, doc("true: from its evals; false: by a person")]
@@ -235,7 +236,7 @@ cases = make_table(
 )
 
 COUNTED_BY = (
-    *("run_id", "attempt", *_BY_POLICY),
+    *("run_id", "attempt", *_BY_POLICY, "job_kind"),
     *("treatment", "observed_probability", "run_outcome", "ended_at"),
 )
 """The columns of a case that the rows of its calls repeat."""
@@ -250,7 +251,7 @@ case_calls = make_table(
     sa.Index(
         "ix_case_calls_counted",
         *(*_BY_POLICY, "detector", "treatment", "observed_probability", "run_outcome", "outcome"),
-        *("delay_steps", "gpu_hours_after", "ended_at"),
+        *("delay_steps", "gpu_hours_after", "ended_at", "job_kind"),
     ),
     key="run_id attempt detector",
 )

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.fields import Integral, Name, Plain, Rule
+from evalstop_service.domain.fields import Integral, Line, Name, Plain, Rule
 from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.store.cases import CaseFilter
@@ -63,6 +63,7 @@ class RunQuery(BaseModel):
     label: Annotated[list[Label], Field(max_length=10)] = Field(
         [], description="NAME=VALUE, a label of the run; with several, all must match"
     )
+    job_kind: Name | None = Field(None, description="its label job_kind")
     since: Time | None = Field(None, description="opened at this time or later")
     until: Time | None = Field(None, description="opened before this time")
 
@@ -70,6 +71,7 @@ class RunQuery(BaseModel):
         """The filter for the store; `before`: the last run of the previous page."""
         same = {name: getattr(self, name) for name in _SAME_FIELDS}
         labels = [(name, value) for name, _, value in (item.partition("=") for item in self.label)]
+        labels += [("job_kind", self.job_kind)] if self.job_kind else []
         return RunFilter(**same, name=self.name or None, tags=tuple(self.tag), labels=tuple(labels), before=before)
 
 
@@ -85,6 +87,7 @@ class CaseQuery(BaseModel):
         None, description="version of the policy"
     )
     detector: Name | None = Field(None, description="a detector that called for a stop, deciding or observing")
+    job_kind: Line | None = Field(None, description="the label job_kind of the run; empty: without one")
     since: Time | None = Field(None, description="ended at this time or later")
     until: Time | None = Field(None, description="ended before this time")
 

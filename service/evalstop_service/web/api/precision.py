@@ -9,7 +9,7 @@ from pydantic import Field
 
 from evalstop_service.domain.confidence_sequences import ALPHA
 from evalstop_service.evaluation import figures
-from evalstop_service.evaluation.figures import GroupFigures, Hours
+from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours
 from evalstop_service.store import cases
 from evalstop_service.store.cases import Case, Grouping
 from evalstop_service.web.api.json_body import create_router
@@ -21,6 +21,11 @@ from evalstop_service.web.context import Db, Read
 router = create_router("precision")
 
 MOST_GROUPINGS = 2
+
+
+@answers(Delays)
+class DelaysOut(Answer):
+    """Steps from the turn to right stops: weighted quartiles."""
 
 
 @answers(Hours)
@@ -52,9 +57,11 @@ class GroupOut(Answer):
 
     policy: PolicyName | None = Field(description="null unless grouped by policy")
     detector: str | None = Field(description="null unless grouped by detector")
+    job_kind: str | None = Field(description="null also for jobs without a kind")
     begins: str | None = Field(description="the Monday of its week, in UTC")
     recall: EstimateOut | None = Field(description="the share of the runs that turned that it stopped, rightly")
     false_stops_per_healthy_run: EstimateOut | None = Field(description="the share of healthy runs that it flagged")
+    delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved, would have saved, and lost")
     counts: CountsOut = Field(description="how many cases there are of each kind")
 
@@ -106,13 +113,14 @@ def list_cases(caller: Read, database: Db, query: Annotated[ListedCaseQuery, Que
 
 
 def _view_group(group: GroupFigures, by: list[Grouping]) -> GroupOut:
-    parts = dict.fromkeys(("detector", "begins")) | figures.name_key_parts(group.key, by)
+    parts = dict.fromkeys(("detector", "job_kind", "begins")) | figures.name_key_parts(group.key, by)
     return GroupOut.model_validate(
         parts
         | vars(group)
         | {
             "policy": PolicyName(name=parts["policy"], version=parts["version"]) if "policy" in parts else None,
             "false_stops_per_healthy_run": group.false_stops,
+            "delay_steps": group.delays,
             "gpu_hours": group.hours,
         }
     )

@@ -49,7 +49,7 @@ class OutcomeOut(Answer):
     """The outcome of a decision, and who recorded it."""
 
 
-@answers(Case, without="run_id attempt decision_id decided_step gpus")
+@answers(Case, without="run_id attempt job_kind decision_id decided_step gpus")
 class CaseOut(Answer):
     """An ended attempt as counted in the figures."""
 

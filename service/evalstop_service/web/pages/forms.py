@@ -50,11 +50,12 @@ def parse_step(text: str) -> int | None:
     return int(digits)
 
 
-def select_cases(policy: str, since: datetime | None = None) -> CaseFilter:
-    """The cases of NAME or NAME@VERSION; an empty text selects all."""
+def select_cases(policy: str, job_kind: str, since: datetime | None = None) -> CaseFilter:
+    """The cases of NAME or NAME@VERSION, and of a job kind; an empty text selects all."""
     name, _, version = remove_controls(policy).partition("@")
     number = int(version) if version.isascii() and version.isdigit() and len(version) < 10 else None
-    return CaseFilter(policy=name or None, version=number, since=since)
+    kind = remove_controls(job_kind) or None
+    return CaseFilter(policy=name or None, version=number, job_kind=kind, since=since)
 
 
 def redirect_back(run_id: UUID, target: str) -> RedirectResponse:

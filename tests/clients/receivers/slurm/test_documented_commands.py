@@ -104,4 +104,5 @@ def test_batch_script_run_has_the_jobs_labels(cluster: SlurmCluster, tmp_path: P
         wait_until(lambda: cluster.get_job_state(job) == "COMPLETED", STOP_SECONDS)
         run = find_run(service, f"watched-{job}")
         assert run["labels"]["slurm_job_id"] == job
+        assert run["labels"]["job_kind"] == "sft"
         assert run["decision"] is not None, (tmp_path / "output").read_text()

@@ -32,7 +32,7 @@ def test_figures_have_intervals_and_cases_are_paged(service: Service) -> None:
     project = service.create_project()
     admin = service.open_client(project)
     run = open_stored_run(service, admin, "paper")
-    insert_cases(service.database, run, 9)
+    insert_cases(service.database, run, 9, job_kind="dpo")
     insert_cases(service.database, run, 3, outcome="wrong", run_outcome="healthy")
     insert_cases(service.database, run, 20, treatment=None, run_outcome="healthy")
     (total,) = expect_json(admin.get("/precision"), 200)["groups"]
@@ -40,11 +40,14 @@ def test_figures_have_intervals_and_cases_are_paged(service: Service) -> None:
     assert total["precision"]["low"] < 0.75 < total["precision"]["high"]
     assert total["recall"]["value"] == 1
     assert total["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
-    groups = expect_json(admin.get("/precision", params={"group_by": ["policy", "week"]}), 200)["groups"]
+    groups = expect_json(admin.get("/precision", params={"group_by": ["policy", "week"], "job_kind": "dpo"}), 200)[
+        "groups"
+    ]
     assert [(group["policy"]["name"], group["begins"], group["counts"]["observed"]["right"]) for group in groups] == [
         ("paper", "2025-12-29", 9)
     ]
-    cases = expect_json(admin.get("/cases", params={"treatment": "observed", "outcome": "right"}), 200)
+    of_kind = {"job_kind": "dpo", "treatment": "observed", "outcome": "right"}
+    cases = expect_json(admin.get("/cases", params=of_kind), 200)
     assert len(cases["items"]) == 9
     assert {case["run_id"] for case in cases["items"]} == {str(run.id)}
     first = expect_json(admin.get("/cases", params={"limit": 30}), 200)

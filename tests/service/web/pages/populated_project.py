@@ -21,7 +21,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     """Add runs of every kind and a backtest; returns all paths, and the id of the run with a pending stop."""
     evals = load_recorded_evals("np-0044")
     pending, _ = tenant.open_stopped_run("pending", evals[:29])
-    ended = tenant.open_run("ended", tenant.now - timedelta(hours=3), labels={"gpus": "8"})
+    ended = tenant.open_run("ended", tenant.now - timedelta(hours=3), labels={"gpus": "8", "job_kind": "rlhf"})
     tenant.post_evals(ended, evals)
     tenant.finish_run(ended)
     unusual = [

@@ -46,13 +46,14 @@ def test_empty_pages_say_what_to_do(visitor: httpx.Client, tenant: Tenant) -> No
 
 def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A link behind a cell of the matrix lists as many cases as the cell says."""
-    hostile = tenant.open_run("<script>alert(1)</script>")
+    hostile = tenant.open_run("<script>alert(1)</script>", labels={"job_kind": "__proto__"})
     case_fields = {
         "gpus": 8.0,
         "gpu_hours": 80.0,
         "detectors": ["k_decline"],
         "calls": {name: judge_call("right") for name in ("k_decline", "eval", "proxy", "kl")},
         "stated_risk": 0.05,
+        "job_kind": "__proto__",
     }
     insert_cases(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **case_fields)
     insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **case_fields)
@@ -67,7 +68,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
         assert get_text(visitor, unescape(link)).count('class="row-link"') == int(count)
     for link in re.findall(r'<a class="figure" href="(/cases[^"]*)"', html):
         assert 'class="row-link"' in get_text(visitor, unescape(link))
-    figures = visitor.get("/precision/figures.json?days=30").json()
+    figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
     assert figures["running"][0]["precision"]["value"] == 0.75
     by_detector = {row["name"]: row["running"][-1]["precision"]["value"] for row in figures["detectors"]}
     assert by_detector == {"k_decline": 1.0}, "the others never call"

@@ -38,14 +38,14 @@ Skip = Annotated[int, Query(ge=0, le=MOST_CASES)]
 
 @router.get("")
 def show_case(
-    site: SiteOf, visitor: Operator, policy: str = "", skip: Skip = 0, labeled: UUID | None = None
+    site: SiteOf, visitor: Operator, policy: str = "", job_kind: str = "", skip: Skip = 0, labeled: UUID | None = None
 ) -> Response:
     """The next case that nobody has labeled; `labeled`: the run before, whose decision may be seen now."""
     with site.database.reading() as tx:
-        waiting = choose_runs(tx, visitor.project.id, forms.select_cases(policy))
+        waiting = choose_runs(tx, visitor.project.id, forms.select_cases(policy, job_kind))
         shown = waiting[skip] if skip < len(waiting) else None
         curves = charts.load_curves(tx, shown) if shown else []
-    chosen = {"policy": policy}
+    chosen = {"policy": policy, "job_kind": job_kind}
     return render_page(
         "labeling.html",
         visitor=visitor,
@@ -68,6 +68,7 @@ def label_case(
     run_outcome: Annotated[RunOutcome, Form()],
     turn_step: Annotated[str, Form()] = "",
     policy: Annotated[str, Query()] = "",
+    job_kind: Annotated[str, Query()] = "",
     skip: Skip = 0,
 ) -> Response:
     """Label a run, then show the next one."""
@@ -78,7 +79,7 @@ def label_case(
     outcome = judge_outcome(run_outcome, step, decision)
     label = Outcome(outcome=outcome, turn_step=step, note="", actor=visitor.actor, at=site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
-    query = {"policy": policy, "skip": skip or None, "labeled": run_id}
+    query = {"policy": policy, "job_kind": job_kind, "skip": skip or None, "labeled": run_id}
     return RedirectResponse(make_link(_PATH, query), 303)
 
 

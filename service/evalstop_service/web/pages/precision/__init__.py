@@ -32,11 +32,11 @@ PAGE = 50
 
 
 class Filters:
-    """The filters of the figures: NAME or NAME@VERSION of a policy, and period."""
+    """The filters of the figures: NAME or NAME@VERSION of a policy, job kind and period."""
 
-    def __init__(self, site: SiteOf, policy: str = "", days: Days = "") -> None:
-        self.policy, self.days = policy, days
-        self.case_filter = forms.select_cases(policy, since=find_beginning(days, site.clock()))
+    def __init__(self, site: SiteOf, policy: str = "", job_kind: str = "", days: Days = "") -> None:
+        self.policy, self.job_kind, self.days = policy, job_kind, days
+        self.case_filter = forms.select_cases(policy, job_kind, since=find_beginning(days, site.clock()))
 
     def choose_version(self, name: str, version: int) -> None:
         """Choose a version of a policy."""
@@ -44,7 +44,7 @@ class Filters:
         self.case_filter = figures.select_version(self.case_filter, (name, version))
 
     def link(self, path: str) -> str:
-        return make_link(path, {"policy": self.policy, "days": self.days})
+        return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
 
 
 FilterQuery = Annotated[Filters, Depends()]
@@ -126,6 +126,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         stages = rollout_stages.load_stages(tx, project_id)
         by_policy = rank_policies(figures.compute_figures(counts), stages)
         panels = load_panels(tx, project_id, filters.case_filter, by_policy, counts)
+        kinds = cases.list_job_kinds(tx, project_id)
         versions = policies.load_latest_versions(tx, project_id)
     if not filters.policy and by_policy:  # no figure mixes several, unless the visitor asks for that
         filters.choose_version(*by_policy[0].key)
@@ -143,6 +144,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         by_policy=by_policy,
         policies=_list_choices(versions, filters.policy),
         mistake=suggest_name("policy", filters.case_filter.policy, versions),
+        kinds=kinds,
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
         cases=partial(_link_cases, filters.case_filter),

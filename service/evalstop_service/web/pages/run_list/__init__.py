@@ -110,6 +110,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         least_compared=LEAST_RUNS,
         most_compared=MOST_RUNS,
         compare_group=make_link("/runs/compare", {"group": filters.group}),
+        kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order, column=filters.column),
         bounded=run_filter.bounded,
