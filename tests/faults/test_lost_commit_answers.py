@@ -109,7 +109,7 @@ def test_replica_killed_after_its_commit_loses_nothing(proxied: ProxiedService, 
 
 
 COMMIT_MESSAGES = (b"COMMIT\x00", b"COMMIT;\x00")
-OBSERVATIONS = b'"proxy"'
+OBSERVATIONS = b"\x00\x00\x00\x05proxy"
 """A metric's name in a statement that inserts observations, which may be a transaction by itself."""
 IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
 """ReadyForQuery, which ends an answer: outside a transaction, or inside one."""

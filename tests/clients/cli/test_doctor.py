@@ -59,7 +59,8 @@ def test_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
 
 def test_stop_on_hold_and_paused_project_block(examine: Examine, project: Project) -> None:
     """A stop on hold names its guard; a paused project says how to resume it."""
-    paper = project.api.connection.get("/policies/paper")["items"][0]["document"]
+    policies = project.api.connection.get("/policies")["items"]
+    paper = next(policy["document"] for policy in policies if policy["name"] == "paper")
     project.api.connection.post("/policies", paper | {"name": "strict", "stops_despite": []})
     with project.report_run("unsaved", with_checkpoints=False, policy="strict"):
         blocked = list_blocking(examine("unsaved"))
