@@ -155,9 +155,20 @@ def test_last_use_of_each_key_is_listed(project: ServedProject, admin: httpx.Cli
     assert last_used[used["id"]] is not None
 
 
-def test_key_is_recognized_by_its_prefix(project: ServedProject) -> None:
-    """Secret scanners can find keys by their prefix and their length."""
-    assert re.fullmatch(r"esk_[0-9A-Za-z_-]{43}", project.create_key("read"))
+def test_key_is_recognized_by_prefix_length_and_checksum(project: ServedProject) -> None:
+    """Secret scanners can find keys, and malformed keys need no database query."""
+    secret = project.create_key("read")
+    assert re.fullmatch(r"esk_[0-9A-Za-z]{49}", secret)
+    assert keys.is_well_formed(secret)
+    for malformed in (
+        secret[:-1],
+        secret + "a",
+        "esk_" + secret[5:] + "0",
+        secret.replace("esk_", "ghp_"),
+        "é" * 53,
+        "",
+    ):
+        assert not keys.is_well_formed(malformed)
 
 
 def test_address_with_many_wrong_keys_has_to_wait(project: ServedProject) -> None:

@@ -122,7 +122,9 @@ class KeyCache:
             return keys.authenticate_key(tx, secret, now)
 
     def _is_wrong(self, secret: str) -> bool:
-        """Whether no key had this secret a moment ago."""
+        """Whether no key has this secret, as far as that is known without the database."""
+        if not keys.is_well_formed(secret):
+            return True
         with self._lock:
             return _digest(secret) in self._wrong
 

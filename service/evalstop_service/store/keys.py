@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import string
+import zlib
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,7 +24,10 @@ from evalstop_service.store.tables.projects import Session as Session
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
 PREFIX = "esk_"
-"""Identifies a key to secret scanners, together with the 43 random characters after it."""
+"""Identifies a key to secret scanners, together with its 43 random characters and 6 characters of checksum."""
+
+_ALPHABET = string.digits + string.ascii_letters
+_RANDOM_CHARACTERS, _CHECKSUM_CHARACTERS = 43, 6  # 256 bits, and 32
 
 USE_SECONDS = 3600.0
 """The precision of `last_used_at`."""
@@ -61,8 +66,20 @@ def create_key(
 
 
 def generate_secret() -> str:
-    """A new secret: the prefix and 256 random bits."""
-    return PREFIX + secrets.token_urlsafe(32)
+    """A new secret: the prefix, 256 random bits, and a checksum, which tells malformed keys."""
+    random = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
+    return PREFIX + random + _compute_checksum(random)
+
+
+def is_well_formed(secret: str) -> bool:
+    """Whether a text has the prefix and checksum of a key."""
+    random, checksum = secret[len(PREFIX) : -_CHECKSUM_CHARACTERS], secret[-_CHECKSUM_CHARACTERS:]
+    return (
+        secret.startswith(PREFIX)
+        and len(random) == _RANDOM_CHARACTERS
+        and secret.isascii()
+        and checksum == _compute_checksum(random)
+    )
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
@@ -121,6 +138,14 @@ COLUMNS = columns_of(keys, Key)
 def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
     """The condition that a key is valid."""
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
+
+
+def _compute_checksum(random: str) -> str:
+    number, digits = zlib.crc32(random.encode()), ""
+    for _ in range(_CHECKSUM_CHARACTERS):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits = _ALPHABET[digit] + digits
+    return digits
 
 
 def _hash_secret(secret: str) -> str:
