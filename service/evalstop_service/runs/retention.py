@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock, rfc3339
@@ -62,8 +61,11 @@ def prune_runs(
         listed = [project for project in projects.list_projects(tx) if project.retention_days is not None]
     for project in listed:
         ended_before = now - timedelta(days=project.retention_days or 0)
-        while marked := _mark_runs(database, project.id, ended_before, now):
-            result.runs[project.name] += marked
+        marked = RUNS_AT_A_TIME
+        while marked == RUNS_AT_A_TIME:
+            with database.transaction() as tx:
+                marked = retention.mark_runs(tx, project.id, ended_before, now, RUNS_AT_A_TIME)
+            result.runs += Counter({project.name: marked})  # which leaves out zero
             metrics.pruned_runs.inc(marked)
     has_more = True
     while has_more:
@@ -76,15 +78,6 @@ def prune_runs(
         if has_more and pause(time.perf_counter() - started):
             break
     return result
-
-
-def _mark_runs(database: Database, project_id: UUID, ended_before: datetime, now: datetime) -> int:
-    with database.reading() as tx:
-        run_ids = retention.list_expired_runs(tx, project_id, ended_before, RUNS_AT_A_TIME)
-    if not run_ids:
-        return 0
-    with database.transaction() as tx:
-        return retention.mark_runs(tx, run_ids, ended_before, now)
 
 
 def create_job(

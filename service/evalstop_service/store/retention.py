@@ -5,7 +5,6 @@ Marking skips locked runs, and from then on ingestion refuses the run; deleting 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -35,19 +34,16 @@ right.
 _RUNS_AT_A_TIME = 50
 
 
-def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
-    """Up to `limit` runs of a project that ended before a moment and still have their details, longest ended first.
+def mark_runs(tx: Transaction, project_id: UUID, ended_before: datetime, now: datetime, limit: int) -> int:
+    """Mark up to `limit` runs of a project that ended before a moment as pruned, longest ended first; returns their
+    number.
 
-    A run is left out while a delivery waits for an active endpoint, and while a stop waits for its confirmation.
+    A run is left out while it is locked, while a delivery waits for an active endpoint, and while a stop waits for its
+    confirmation.
     """
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before))
-    return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
-
-
-def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
-    """Mark those of these runs as pruned that are still old and not locked; returns their number."""
-    query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _is_old(ended_before)).order_by(runs.c.id)
-    marked_ids = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
+    query = query.order_by(runs.c.ended_at, runs.c.id).limit(limit).with_for_update(skip_locked=True, of=runs)
+    marked_ids = list(tx.execute(query).scalars())
     if marked_ids:
         # A new version, so that run caches reload the run.
         values = {"pruned_at": now, "version": runs.c.version + 1}

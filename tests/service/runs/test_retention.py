@@ -157,7 +157,7 @@ def test_transactions_respect_their_row_limit(database: Database, limit: int, ob
             add_delivery(tx, project, run, "dead", enabled=True)
     total = sum(len(table_rows) for run in runs for table_rows in load_tables(database, run, rows.REMOVED).values())
     with database.transaction() as tx:
-        assert rows.mark_runs(tx, [run.id for run in runs], NOW, NOW) == 3
+        assert rows.mark_runs(tx, project.id, NOW, NOW, 10) == 3
     removed, left = 0, True
     while left:
         with database.transaction() as tx:

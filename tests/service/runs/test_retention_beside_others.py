@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -18,29 +17,13 @@ from tests.service import project_fixture
 from tests.service.concurrency import run_concurrently
 from tests.service.ended_runs import (
     FEW_ROWS,
-    KEEP_DAYS,
     NOW,
     add_ended_run,
     has_no_details,
     is_marked_pruned,
     load_project_name,
-    set_end,
     set_up_project_with_retention,
 )
-
-
-def test_run_resumed_before_marking_is_kept(database: Database) -> None:
-    """A run resumed between being found and being marked keeps all its rows."""
-    project = set_up_project_with_retention(database)
-    run = add_ended_run(project, 100)
-    with database.reading() as tx:
-        expired = rows.list_expired_runs(tx, project.id, NOW - timedelta(days=KEEP_DAYS), 10)
-    assert expired == [run.id]
-    with database.transaction() as tx:
-        set_end(tx, run, None)
-    with database.transaction() as tx:
-        assert rows.mark_runs(tx, expired, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
-    assert not is_marked_pruned(project, run)
 
 
 def test_locked_run_is_skipped(postgres_database: Database) -> None:
@@ -60,7 +43,8 @@ def test_locked_run_is_skipped(postgres_database: Database) -> None:
 def test_pruning_blocks_no_writer(postgres_database: Database) -> None:
     """While transactions that mark or delete are open, others post and open runs without waiting for a lock."""
     project = set_up_project_with_retention(postgres_database)
-    old, live = add_ended_run(project, 100), project.open_run()
+    add_ended_run(project, 100)
+    live = project.open_run()
     steps = iter(range(100))
 
     def post_and_open_run() -> None:
@@ -71,7 +55,7 @@ def test_pruning_blocks_no_writer(postgres_database: Database) -> None:
 
     with set_short_lock_timeout(postgres_database):
         with postgres_database.transaction() as tx:
-            assert rows.mark_runs(tx, [old.id], NOW, NOW) == 1
+            assert rows.mark_runs(tx, project.id, NOW, NOW, 10) == 1
             post_and_open_run()
         for _ in range(3):
             with postgres_database.transaction() as tx:
