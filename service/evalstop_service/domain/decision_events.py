@@ -40,6 +40,9 @@ from evalstop_service.domain.decision_lifecycle import (
 )
 from evalstop_service.domain.event_types import EventType
 
+PARKED_SECONDS = 7 * 86_400.0
+"""When people are reminded of a parked job, and again after the same time."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -111,6 +114,10 @@ class TimePassed(Event):
     def apply(self, lifecycle: L, timeouts: Timeouts) -> Transition[L]:
         overdue = lifecycle.deadline_at is not None and lifecycle.deadline_at <= self.at
         refused = self.refusal is not None and lifecycle.state is not DecisionState.ACKNOWLEDGED
+        if overdue and lifecycle.state is DecisionState.PARKED:  # perhaps it was forgotten
+            lifecycle = replace(lifecycle, deadline_at=self.at + timedelta(seconds=PARKED_SECONDS))
+            reason = f"parked for {PARKED_SECONDS / 86_400:.0f} days: have it return, or stop it"
+            return lifecycle, [Record(lifecycle.state, SERVICE, reason), Announce(EventType.PARK_OVERDUE)]
         if not (overdue or refused) or lifecycle.state not in AWAITING_CONFIRMATION:
             return lifecycle, []
         failure = self._find_failure(lifecycle, refused=refused)
@@ -271,7 +278,8 @@ class Reported(Event):
             return fail_decision(lifecycle, self.at, self.actor, self.reason, self.details)
         ended, record = end_decision(lifecycle, self.state, self.actor, self.reason, self.details)
         if self.state is DecisionState.PARKED:
-            return ended, [record, Announce(EventType.PARKED, {"report": self.details})]
+            parked = replace(ended, deadline_at=self.at + timedelta(seconds=PARKED_SECONDS))
+            return parked, [record, Announce(EventType.PARKED, {"report": self.details})]
         if lifecycle.state is DecisionState.OBEYED or lifecycle.action is Action.EXPLOIT:
             return ended, [record]  # announced when the trainer ended the run; a copy does not end it
         return ended, [record, Announce(EventType.STOPPED, {"report": self.details})]

@@ -21,6 +21,7 @@ class EventType(StrEnum):
     EXPLOIT_PENDING = "run.exploit_pending"
     EXPLOIT_REQUESTED = "run.exploit_requested"
     PARKED = "run.parked"
+    PARK_OVERDUE = "run.park_overdue"
     STOP_FAILED = "run.stop_failed"
     RESUME_REQUESTED = "run.resume_requested"
     BEST_CHECKPOINT_CHANGED = "run.best_checkpoint_changed"
@@ -82,7 +83,9 @@ _FOR_PEOPLE = (
 PRESETS = {
     "receiver": Preset("a receiver that stops jobs", (*STOP_EVENTS, EventType.RESUME_REQUESTED)),
     "parking_receiver": Preset("a receiver that can park jobs too", (*PARKING_EVENTS, EventType.RESUME_REQUESTED)),
-    "owner": Preset("the owner of each run", (*_FOR_PEOPLE, EventType.LOST, EventType.METRIC_FAULT)),
+    "owner": Preset(
+        "the owner of each run", (*_FOR_PEOPLE, EventType.PARK_OVERDUE, EventType.LOST, EventType.METRIC_FAULT)
+    ),
     "team": Preset("a team's channel", (EventType.SUSPECTED, *_FOR_PEOPLE, EventType.COMPLETED)),
 }
 """What each kind of endpoint subscribes to by default: the shell, the API and the pages all offer these."""

@@ -190,6 +190,11 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "was parked",
         _of_decision("parked", "park", report={"parked_as": "held"}),
     ),
+    EventType.PARK_OVERDUE: Declaration(
+        "A job has been parked for a week; repeated weekly. A person should resume or stop it.",
+        "is still parked. A person should resume or stop it",
+        _of_decision("parked", "park"),
+    ),
     EventType.STOP_FAILED: Declaration(
         "The job could not be ended or parked, or no receiver answered. A person should look.",
         "could not be stopped or parked. A person should look",

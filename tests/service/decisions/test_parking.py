@@ -332,6 +332,15 @@ def test_veto_during_the_recovery_counts(database: Database) -> None:
     assert project.load_run(run).attempt == 1
 
 
+def test_parked_run_raises_a_weekly_alarm(project: ProjectFixture) -> None:
+    """Every week that a job is parked sends `run.park_overdue`; the run stays parked."""
+    run, _ = park_run(project)
+    for weeks in (1, 2):
+        deadlines.process_overdue(project.database, ONE_HOUR_LATER + timedelta(days=7 * weeks, minutes=weeks))
+        assert load_event_types(project, run).count("run.park_overdue") == weeks
+    assert project.load_run(run).status is RunStatus.PARKED
+
+
 def test_unresumed_job_becomes_stale(project: ProjectFixture) -> None:
     """If the scheduler cannot resume a job, its run becomes stale, which sends an event."""
     run, decision = park_run(project)

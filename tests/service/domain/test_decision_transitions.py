@@ -148,6 +148,14 @@ def test_stop_of_a_parked_job_is_escalated_anew() -> None:
     assert announced == [EventType.STOP_REQUESTED, EventType.STOP_ESCALATED, EventType.STOP_FAILED]
 
 
+def test_parked_job_is_not_mentioned_before_its_reminder() -> None:
+    """Of two processes that find a parked job overdue, the second finds a new deadline, and does nothing."""
+    life = Lifecycle(DecisionState.PARKED, NOW, NOW, action=Action.PARK)
+    reminded, instructions = apply_event(life, TimePassed(NOW), TIMEOUTS)
+    assert find_announced(instructions) == [EventType.PARK_OVERDUE]
+    assert apply_event(reminded, TimePassed(NOW), TIMEOUTS) == (reminded, [])
+
+
 def test_failure_after_the_trainer_obeyed_is_announced() -> None:
     """The trainer ended its run, but its job could not be ended: a person has to look."""
     report = Reported(NOW, DecisionState.FAILED, "receiver", "the job remains", {})
