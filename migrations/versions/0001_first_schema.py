@@ -138,6 +138,7 @@ def _create_projects() -> None:
         sa.Column("second_person", sa.Boolean(), nullable=False),
         sa.Column("held_out_share", sa.Double(), nullable=False),
         sa.Column("stops_per_hour", sa.Integer(), nullable=True),
+        sa.Column("stops_share", sa.Double(), nullable=True),
         sa.Column("stale_seconds", sa.Double(), nullable=False),
         sa.Column("case_seconds", sa.Double(), nullable=False),
         sa.Column("case_evals", sa.Integer(), nullable=False),

@@ -220,7 +220,7 @@ def create_project(database: Database, receiver: FakeReceiver) -> ProjectFixture
     """A project that sends every event to the receiver, without a veto window, which only servers end, and with a short
     confirmation time."""
     project = set_up_project(database, veto_window_seconds=0.0)
-    project.change_settings(confirm_seconds=4.0, stops_per_hour=None)
+    project.change_settings(confirm_seconds=4.0, stops_per_hour=None, stops_share=None)
     receiver.secret = project.add_endpoint(url=receiver.url).secret
     return project
 

@@ -89,7 +89,7 @@ def make_project(
     """A new project in this mode whose runs may all be stopped."""
     project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), policy)
     with database.transaction() as tx:
-        projects.update_project(tx, replace(project, stops_per_hour=None))
+        projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
     key = create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     return Project(url, database, project.name, key)
 

@@ -95,7 +95,7 @@ def create_tenant(
     """Create a project in enforce mode with these limits."""
     project = create_project(database, name, "enforce", veto_window_seconds, utc_now(), "paper")
     with database.transaction() as tx:
-        changed = replace(project, stops_per_hour=stops_per_hour, confirm_seconds=CONFIRM_SECONDS)
+        changed = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
         projects.update_project(tx, changed)
     (folder / name).mkdir()
     return Tenant(name, create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)

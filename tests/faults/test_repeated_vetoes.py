@@ -94,7 +94,7 @@ def start_on_sqlite(stack: ExitStack, folder: Path, fault: str) -> Installation:
 
 def set_up_project(installation: Installation, client: RetryingClient, receiver: FakeReceiver) -> None:
     """Allow stops after a window, and send them to the receiver."""
-    limits = {"stops_per_hour": None, "held_out_share": 0, "max_mode": "enforce"}
+    limits = {"stops_per_hour": None, "stops_share": None, "held_out_share": 0, "max_mode": "enforce"}
     settings = limits | {"veto_window_seconds": WINDOW_SECONDS}
     installation.send("PATCH", "/project", settings).raise_for_status()
     endpoint = {"url": receiver.url, "event_types": ["run.stop_requested"]}

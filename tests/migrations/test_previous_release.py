@@ -168,7 +168,7 @@ def test_previous_and_new_release_share_a_database(empty_url: str, old: Release,
     assert writer.failures == []
     assert schema.current_revision(database) == schema.head_revision()
     with database.transaction() as tx:  # limits would put stops on hold, a state unknown to the old release
-        tx.exec_driver_sql("UPDATE projects SET stops_per_hour = NULL, veto_window_seconds = 0")
+        tx.exec_driver_sql("UPDATE projects SET stops_per_hour = NULL, stops_share = NULL, veto_window_seconds = 0")
     database.close()
     for run_id in (shared, resumed):
         old.client.post(f"/runs/{run_id}/checkpoints", json={"step": 3, "uri": "file:///3"}).raise_for_status()

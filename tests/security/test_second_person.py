@@ -176,6 +176,8 @@ def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> N
         ({"default_mode": Mode.ENFORCE}, {"default_mode": Mode.SHADOW}),
         ({"stops_per_hour": 30}, {"stops_per_hour": 5}),
         ({"stops_per_hour": None}, {"stops_per_hour": 5}),
+        ({"stops_share": 0.5}, {"stops_share": 0.25}),
+        ({"stops_share": None}, {"stops_share": 0.5}),
         ({"stale_seconds": 600.0}, {"stale_seconds": 300.0}),
         ({"veto_window_seconds": 0.0}, {"veto_window_seconds": 600.0}),
         ({"held_out_share": 0.0}, {"held_out_share": 0.1}),
@@ -223,7 +225,7 @@ def test_another_default_policy_needs_a_second_person(project: ProjectFixture, a
 
 def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) -> None:
     """A form sends every setting, and one that was equal then is not reverted by the confirmation."""
-    form = ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=10)
+    form = ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=30)
     waiting = second_person.change_project(project.database, create_author(project, "ada"), form)
     assert waiting is not None
     second_person.change_project(project.database, create_author(project, "ada"), ProjectChange(stops_per_hour=2))

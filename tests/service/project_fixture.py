@@ -264,7 +264,7 @@ def set_up_project(database: Database, mode: str = "enforce", veto_window_second
 def lift_stop_limits(database: Database) -> None:
     """Remove the guards that limit how many runs a project stops."""
     with database.transaction() as tx:
-        tx.execute(tables.projects.update().values(stops_per_hour=None))
+        tx.execute(tables.projects.update().values(stops_per_hour=None, stops_share=None))
 
 
 def load_stop_delivery_states(project: ProjectFixture) -> list[str]:

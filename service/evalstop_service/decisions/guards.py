@@ -4,6 +4,7 @@
 |---|---|---|
 | `paused` | the project is paused | the project is resumed |
 | `stops_per_hour` | the project has reached its limit of stops within an hour | time passes, or the limit is raised |
+| `stops_share` | too large a share of its runs would be stopped within an hour | time passes, or the limit is raised |
 | `stale` | the run is late with its reports, or is lost | it reports again |
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
@@ -22,6 +23,7 @@ retries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -45,8 +47,14 @@ from evalstop_service.store.runs import JobRun, Run
 WINDOW = timedelta(hours=1)
 """The window in which stops are counted."""
 
+FEWEST_STOPS, FEWEST_RUNS = 10, 20
+"""The share is checked from this many stops or runs on: two of three runs may well turn within the same hour."""
+
 SHOWN_RUNS = 20
 """How many of the other runs of a job a guard names."""
+
+MOST_COUNTED = 1e9
+"""No project has as many runs: a share so small that it would take more is never enough for a second stop."""
 
 
 def find_guards(tx: Transaction, project: Project, run: Run, now: datetime, decision: Decision) -> tuple[Guard, ...]:
@@ -59,7 +67,7 @@ def find_guards(tx: Transaction, project: Project, run: Run, now: datetime, deci
     of_run = _find_run_guards(tx, project, run, policy, now, decision.action)
     found = (
         *find_pause(project),
-        *_find_reached_limit(tx, project, run, now),
+        *_find_reached_limits(tx, project, run, now),
         *_find_group_guards(tx, run, decision),
         *(guard for guard in of_run if guard.kind not in overridden),
     )
@@ -80,14 +88,23 @@ def find_pause(project: Project) -> tuple[Guard, ...]:
     return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{end}{reason}", details),)
 
 
-def _find_reached_limit(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Guard]:
-    most = project.stops_per_hour
-    if most is None:
+def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Guard]:
+    most, share = project.stops_per_hour, project.stops_share
+    if most is None and share is None:
         return
-    stops = decisions.count_issued_stops(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
-    if stops >= most:
+    stops, ended = decisions.count_issued_stops(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
+    if most is not None and stops >= most:
         reason = f"{format_count(stops, 'stop')} within an hour; the limit of the project is {most}"
         yield Guard(GuardKind.STOPS_PER_HOUR, reason, {"stops": stops, "stops_per_hour": most})
+    if share is not None and stops > 0:  # one stop is always allowed
+        # Count the stopped runs too, or each stop would shrink the denominator. Running runs are counted only up to
+        # the number that allows one more stop, or from which the share is checked.
+        enough = math.ceil(min((stops + 1) / share, MOST_COUNTED) - 1e-9)
+        total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
+        if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
+            stopped = f"{stops + 1} of {total} runs ({format_percent((stops + 1) / total)}) in the last hour"
+            reason = f"this stop would be {stopped}; the limit is {format_percent(share)}"
+            yield Guard(GuardKind.STOPS_SHARE, reason, {"stops": stops, "runs": total, "stops_share": share})
 
 
 def _find_group_guards(tx: Transaction, run: Run, decision: Decision) -> Iterator[Guard]:

@@ -93,6 +93,7 @@ class GuardKind(StrEnum):
 
     PAUSED = "paused"
     STOPS_PER_HOUR = "stops_per_hour"
+    STOPS_SHARE = "stops_share"
     STALE = "stale"
     METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"

@@ -172,7 +172,18 @@ class ProjectSettings:
     stops_per_hour: Annotated[
         Count | None,
         Setting(_GUARDS, "Stops per hour", "maximum number of stops per hour", widens="more", empty="no limit"),
-    ] = 10
+    ] = 30
+    stops_share: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Setting(
+            _GUARDS,
+            "Share of the runs (0 to 1)",
+            "maximum share of runs (running, or stopped in the last hour) stopped per hour, but always one; checked "
+            "from 10 stops or 20 runs on",
+            widens="more",
+            empty="no limit",
+        ),
+    ] = 0.5
     stale_seconds: Annotated[
         Wait, Setting(_GUARDS, "Stale after", "minimum silence before a run is stale", widens="more")
     ] = 300.0

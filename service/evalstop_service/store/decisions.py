@@ -10,6 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store import projects, runs
 from evalstop_service.store.database import Transaction, append_row, find_all, find_one, find_page, match_given
@@ -92,18 +93,25 @@ def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decis
     return {decision.run_id: decision for decision in find_all(tx, Decision, query)}
 
 
-def count_issued_stops(tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]) -> int:
-    """How many stops of a project were or will be delivered to receivers after a moment; the run and attempt `but_for`
-    are left out."""
+def count_issued_stops(
+    tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]
+) -> tuple[int, int]:
+    """How many stops of a project were or will be delivered to receivers after a moment, and how many of these are of
+    runs that no longer run; the run and attempt `but_for` are left out."""
     never = ("shadow", "held_out", "on_hold", "vetoed", "moot")
-    query = sa.select(sa.func.count()).where(
-        decisions.c.project_id == project_id,
-        decisions.c.state.not_in(never),
-        sa.text(ENDS_ATTEMPT),
-        (decisions.c.due_at > since) | (decisions.c.state == sa.literal_column("'pending'")),
-        (decisions.c.run_id != but_for[0]) | (decisions.c.attempt != but_for[1]),
+    query = (
+        sa.select(sa.func.count(), sa.func.count().filter(run_table.c.status != RunStatus.RUNNING))
+        .join(run_table, run_table.c.id == decisions.c.run_id)
+        .where(
+            decisions.c.project_id == project_id,
+            decisions.c.state.not_in(never),
+            sa.text(ENDS_ATTEMPT),
+            (decisions.c.due_at > since) | (decisions.c.state == sa.literal_column("'pending'")),
+            (decisions.c.run_id != but_for[0]) | (decisions.c.attempt != but_for[1]),
+        )
     )
-    return tx.execute(query).scalar_one()
+    count, ended = tx.execute(query).one()
+    return count, ended
 
 
 def list_decisions(

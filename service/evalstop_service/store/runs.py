@@ -175,6 +175,12 @@ def raise_version(tx: Transaction, run_id: UUID, **values: Any) -> None:
     tx.execute(runs.update().where(runs.c.id == run_id).values(version=runs.c.version + 1, **values))
 
 
+def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
+    """How many runs of a project have not ended, counted up to `most`."""
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING).limit(most)
+    return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
+
+
 _SELECT = sa.select(runs)
 
 _SELECT_WITH_COUNTS = _SELECT.add_columns(

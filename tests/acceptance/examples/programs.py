@@ -132,7 +132,7 @@ print(sorted(path.name for path in Path("pinned").iterdir()))
 ENFORCED_SCRIPT = """
 import os, httpx
 project = {"default_policy": "paper", "default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
-project |= {"veto_window_seconds": 0, "stops_per_hour": None}
+project |= {"veto_window_seconds": 0, "stops_per_hour": None, "stops_share": None}
 key = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}
 address = f"{os.environ['EVALSTOP_URL']}/api/v1/project"
 httpx.patch(address, json=project, headers=key, timeout=60, trust_env=False).raise_for_status()

@@ -36,7 +36,7 @@ CURVES = {"best": 0.09, "good": 0.08, "fair": 0.07, "worst": 0.01}
 def set_up(database: Database, rule: dict[str, Any] = MEDIAN, window_seconds: float = 0.0) -> ProjectFixture:
     """A project without limits on stops, in which a group has this rule."""
     project = replace(set_up_project(database, veto_window_seconds=window_seconds), now=utc_now())
-    project.change_settings(stops_per_hour=None, held_out_share=0.0)
+    project.change_settings(stops_share=None, stops_per_hour=None, held_out_share=0.0)
     set_rule(project, rule)
     return project
 

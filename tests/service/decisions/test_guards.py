@@ -8,7 +8,7 @@ from functools import partial
 
 from evalstop_service.decisions import guards, stale_runs, transitions
 from evalstop_service.domain.decision_lifecycle import Guard
-from evalstop_service.ingest import CheckpointSaved, Message, Observations
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.store import projects, run_details, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -81,7 +81,7 @@ def test_requested_stops_of_the_last_hour_are_counted(project: ProjectFixture) -
     """Decisions that were recorded only, held, vetoed or moot do not count towards the limit."""
     for state in ("shadow", "held_out", "on_hold", "vetoed", "moot"):
         insert_decision(project, project.open_run(), state)
-    project.change_settings(stops_per_hour=1)
+    project.change_settings(stops_per_hour=1, stops_share=None)
     run = project.open_run()
     assert find_guards(project, run, NOW + MINUTE) == ()
     for state in ("pending", "requested", "acknowledged", "escalated", "confirmed", "failed", "undone"):
@@ -92,7 +92,7 @@ def test_requested_stops_of_the_last_hour_are_counted(project: ProjectFixture) -
 
 def test_stop_counts_for_an_hour_after_its_veto_window(project: ProjectFixture) -> None:
     """A stop counts for an hour from the end of its veto window; a pending one counts until then too."""
-    project.change_settings(stops_per_hour=1, stale_seconds=10**6)
+    project.change_settings(stops_per_hour=1, stops_share=None, stale_seconds=10**6)
     due_at = NOW + 600 * MINUTE
     insert_decision(project, project.open_run(), "requested", due_at)
     run = project.open_run()
@@ -105,14 +105,14 @@ def test_stop_counts_for_an_hour_after_its_veto_window(project: ProjectFixture) 
 
 def test_limit_is_the_projects_own(project: ProjectFixture) -> None:
     """The limit per hour is read from the project, and None means no limit."""
-    project.change_settings(stops_per_hour=2)
+    project.change_settings(stops_per_hour=2, stops_share=None)
     for _ in range(2):
         insert_decision(project, project.open_run(), "requested")
     run = project.open_run()
     assert find_guard_kinds(project, run) == ["stops_per_hour"]
     project.change_settings(stops_per_hour=3)
     assert find_guard_kinds(project, run) == []
-    project.change_settings(stops_per_hour=None)
+    project.change_settings(stops_per_hour=None, stops_share=None)
     assert find_guard_kinds(project, run) == []
 
 
@@ -122,6 +122,39 @@ def test_decision_does_not_count_against_itself(project: ProjectFixture) -> None
     run = project.open_run()
     insert_decision(project, run, "pending")
     assert find_guard_kinds(project, run) == []
+
+
+def test_share_of_stopped_runs_is_limited(database: Database) -> None:
+    """The share is of running and recently stopped runs, and applies from ten stops or twenty runs on."""
+    for others, ended, stopping, share, held in (
+        (2, 0, 1, 0.5, False),  # 2 of 3: too few to limit
+        (9, 0, 9, 0.5, False),  # the tenth stop
+        (10, 0, 10, 0.5, True),
+        (19, 0, 0, 0.01, False),  # one stop is always allowed
+        (18, 1, 0, 0.1, False),  # 2 of 20, one of which has ended
+        (18, 1, 1, 0.1, True),
+        (21, 0, 1, 0.09, True),  # 2 of 22, and of 23 they would be allowed
+        (10, 0, 10, 1.0, False),
+        (10, 0, 10, None, False),
+        (10, 0, 10, 5e-324, True),
+    ):
+        project = set_up_project(database)
+        project.change_settings(stops_share=share, stops_per_hour=None)
+        run = project.open_run()
+        with database.transaction() as tx:
+            stored = projects.get_project(tx, project.id)
+            for number in range(others):
+                other = open_run.create_run(tx, stored, open_run.OpenRequest(f"other {number}"), NOW)
+                if number < stopping:
+                    insert_decision_in(tx, other, "requested", NOW)
+        for _ in range(ended):
+            gone = project.open_run()
+            insert_decision(project, gone, "confirmed")
+            end_run(project, gone, "stopped")
+        assert find_guard_kinds(project, run) == (["stops_share"] if held else [])
+        if others == 18 and held:
+            (guard,) = find_guards(project, run)
+            assert guard.reason == "this stop would be 3 of 20 runs (15 %) in the last hour; the limit is 10 %"
 
 
 def test_silent_run_is_not_stopped(project: ProjectFixture) -> None:
@@ -173,6 +206,7 @@ def test_fault_of_an_unused_metric_is_no_guard(project: ProjectFixture) -> None:
 
 def test_run_without_checkpoint_is_not_stopped(project: ProjectFixture) -> None:
     """Without a checkpoint that has an eval a run has a guard, except under the policy `paper`."""
+    project.change_settings(stops_share=None)
     run, paper_run = project.open_run(policy="default"), project.open_run(policy="paper")
     for each in (run, paper_run):
         project.post_observations(each, DECLINING_EVALS)
@@ -185,7 +219,7 @@ def test_run_without_checkpoint_is_not_stopped(project: ProjectFixture) -> None:
 def test_concurrent_decisions_respect_the_limit(postgres_database: Database) -> None:
     """The second decision waits until the first has committed, and then counts it."""
     project = set_up_project(postgres_database)
-    project.change_settings(stops_per_hour=1)
+    project.change_settings(stops_per_hour=1, stops_share=None)
     first, second = project.open_run(), project.open_run()
     started, guard_kinds = threading.Event(), list[str]()
 
@@ -207,7 +241,7 @@ def test_concurrent_decisions_respect_the_limit(postgres_database: Database) -> 
 
 def test_decisions_of_one_commit_respect_the_limit(project: ProjectFixture) -> None:
     """Each decision of a commit counts those made before it in the same transaction."""
-    project.change_settings(stops_per_hour=3)
+    project.change_settings(stops_per_hour=3, stops_share=None)
     opened = [project.open_run() for _ in range(7)]
     project.submit_all([Message(project.id, run.id, Observations(tuple(DECLINING_EVALS))) for run in opened])
     assert sorted(project.load_decision(run).state for run in opened) == ["on_hold"] * 4 + ["requested"] * 3

@@ -30,7 +30,7 @@ REQUESTED, ON_HOLD, PENDING = DecisionState.REQUESTED, DecisionState.ON_HOLD, De
 
 def set_up(database: Database, window_seconds: float = 0.0) -> ProjectFixture:
     project = replace(set_up_project(database, veto_window_seconds=window_seconds), now=utc_now())
-    project.change_settings(stops_per_hour=None)
+    project.change_settings(stops_share=None, stops_per_hour=None)
     project.add_endpoint(STOPS)
     return project
 

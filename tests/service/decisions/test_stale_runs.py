@@ -267,7 +267,7 @@ def test_pause_holds_pending_stops_before_it_returns(database: Database) -> None
     project, other = set_up_project(database, veto_window_seconds=60), set_up_project(database, veto_window_seconds=60)
     paused_runs = [project.open_run() for _ in range(3)]
     with database.transaction() as tx:
-        tx.execute(tables.projects.update().values(stops_per_hour=None))
+        tx.execute(tables.projects.update().values(stops_share=None))
     for run in (*paused_runs, run_elsewhere := other.open_run()):
         (other if run is run_elsewhere else project).post_observations(run, DECLINING_EVALS)
     assert {decision.state for run in paused_runs if (decision := project.find_decision(run))} == {"pending"}

@@ -183,7 +183,7 @@ def test_stop_that_was_handed_over_is_not_put_on_hold(veto_project: ProjectFixtu
 def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_project: ProjectFixture) -> None:
     """Whichever commits first, the stop is on hold, and its request, if it was sent, is canceled."""
     for attempt in range(5):
-        veto_project.change_settings(stops_per_hour=None)
+        veto_project.change_settings(stops_share=None, stops_per_hour=None)
         run, _ = veto_project.open_declining_run()
 
         def come_due() -> None:

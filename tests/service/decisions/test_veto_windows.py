@@ -243,7 +243,7 @@ def test_either_the_veto_or_the_hand_over_wins(
     """A veto and a claim at the same moment: a vetoed stop goes to nobody, a handed-over one is refused with when and
     to whom."""
     project = set_up_project(database)
-    project.change_settings(stops_per_hour=None)
+    project.change_settings(stops_share=None, stops_per_hour=None)
     if take is claim_as_worker:
         project.add_endpoint(["run.stop_requested"], "https://gpu.example.org/hook?secret=1")
     if take is claim_as_receiver:

@@ -121,7 +121,7 @@ def test_lowered_mode_applies_to_open_runs(project: ProjectFixture) -> None:
 
 def test_stop_on_hold_is_not_sent_after_the_mode_was_lowered(project: ProjectFixture) -> None:
     """A stop that was on hold when its project was lowered to shadow stays so until the project is raised again."""
-    project.change_settings(paused_at=NOW, paused_by="dana")
+    project.change_settings(stops_share=None, paused_at=NOW, paused_by="dana")
     run, _ = project.open_declining_run(policy="paper", mode=Mode.ENFORCE)
     project.change_settings(paused_at=None)
     states = []

@@ -153,7 +153,7 @@ def deploy(cluster: SlurmCluster, service: Service, folder: Path) -> Iterator[De
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False) as api:
         # Each test here has some of its few jobs stopped.
-        api.patch("/project", json={"stops_per_hour": None}).raise_for_status()
+        api.patch("/project", json={"stops_per_hour": None, "stops_share": None}).raise_for_status()
         deployment = Deployment(cluster, service, api, folder)
         try:
             yield deployment

@@ -39,7 +39,7 @@ class Service:
         """Create a project without limits on stops, and return its name."""
         project = create_project(self.database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), "paper")
         with self.database.transaction() as tx:
-            projects.update_project(tx, replace(project, stops_per_hour=None))
+            projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
         return project.name
 
     def create_key(self, project: str | None, *scopes: str) -> str:

@@ -101,6 +101,7 @@ PROJECT_SETTINGS = {
     "panel": ["focus", "divergence"],
     "veto_window_seconds": 1.5,
     "stops_per_hour": 10,
+    "stops_share": 0.25,
     "confirm_seconds": 60.0,
     "stale_seconds": 600.0,
     "held_out_share": 0.0,

@@ -30,11 +30,11 @@ def test_project_is_created_and_its_settings_changed(service: Service) -> None:
     assert expect_json(tenant.get("/project"), 200) == project | modes
     assert open_run(tenant)["mode"] == "enforce"
     expect_problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
-    changes = {"stops_per_hour": 3, "confirm_seconds": 60.0, "stale_seconds": 900.0}
+    changes = {"stops_per_hour": 3, "stops_share": None, "confirm_seconds": 60.0, "stale_seconds": 900.0}
     changed = expect_json(tenant.patch("/project", json=changes), 200)
     assert changed == project | modes | changes
     assert expect_json(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
-    for invalid in ({"stops_per_hour": 0}, {"stale_seconds": 0}):
+    for invalid in ({"stops_per_hour": 0}, {"stops_share": 1.5}, {"stops_share": 0}, {"stale_seconds": 0}):
         assert (
             next(iter(invalid)) in expect_problem(tenant.patch("/project", json=invalid), 422)["errors"][0]["pointer"]
         )

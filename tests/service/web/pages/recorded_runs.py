@@ -138,6 +138,7 @@ def add_tenant(
         veto_window_seconds=veto_window_seconds,
         held_out_share=0.0,
         stops_per_hour=None,
+        stops_share=None,
         max_mode=Mode.ENFORCE,
     )
     with database.transaction() as tx:

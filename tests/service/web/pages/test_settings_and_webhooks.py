@@ -216,6 +216,7 @@ def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
     for invalid, words in (
         ({"veto_window_seconds": "soon"}, "Veto window: a duration such as 90s"),
         ({"held_out_share": "2"}, "Held out (0 to 1): Input should be less than or equal to 1"),
+        ({"stops_share": "2"}, "Share of the runs (0 to 1): Input should be less than or equal to 1"),
         ({"default_policy": "no-such"}, "no-such"),
         ({"allowed_policies": "x" * 2001}, "Allowed policies: "),
         ({"veto_window_seconds": ""}, "Veto window: "),
@@ -231,21 +232,21 @@ def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
 
 def test_easier_guard_is_proposed_where_two_must_agree(pages: AdminPages) -> None:
     """A change that permits more stops leads to where it waits; saving the unchanged form proposes nothing."""
-    pages.post("/settings", second_person="yes", held_out_share="0.3")
+    pages.post("/settings", second_person="yes", stops_share="0.1")
     unchanged = pages.post(
-        "/settings", second_person="yes", held_out_share="0.3", stops_per_hour="10", veto_window_seconds="0"
+        "/settings", second_person="yes", stops_share="0.1", stops_per_hour="30", veto_window_seconds="0"
     )
     assert unchanged.headers["location"] == "/settings"
-    assert pages.post("/settings", held_out_share="0.1").headers["location"] == "/#queue"
-    assert pages.project().held_out_share == 0.3
+    assert pages.post("/settings", stops_share="0.3").headers["location"] == "/#queue"
+    assert pages.project().stops_share == 0.1
 
 
 def test_invalid_setting_marks_its_field(pages: AdminPages) -> None:
     """Only the invalid field is marked, and described by its error."""
-    page = pages.post("/settings", 422, held_out_share="2", stops_per_hour="3").text
+    page = pages.post("/settings", 422, stops_share="2", stops_per_hour="3").text
     (marked,) = re.findall(r'name="(\w+)"[^>]*aria-invalid="true" aria-describedby="fault"', page)
-    assert marked == "held_out_share"
-    assert re.search(r'name="held_out_share"[^>]*>\s*<p class="problem small" id="fault">Input should be less', page)
+    assert marked == "stops_share"
+    assert re.search(r'name="stops_share"[^>]*>\s*<p class="problem small" id="fault">Input should be less', page)
     assert 'name="stops_per_hour" value="3"' in page
 
 
