@@ -96,7 +96,7 @@ test-mlflow: $(READY)  ## Run MLflow's own tests against the service; MLFLOW_TES
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/python -m tests.size --most
+	@$(BIN)/python -m tests.size --over
 
 .PHONY: types
 types: $(FRAMEWORKS)  ## Check types

@@ -1,6 +1,6 @@
 """Counts lines and files of Python, a room each, and compares them with their budgets: `make size`.
 
-With `--most`, as in `make test`, only the whole product fails, where it has grown beyond `MOST`.
+With `--over`, as in `make lint`, it prints only the rooms that are larger than their budget.
 """
 
 from __future__ import annotations
@@ -28,31 +28,29 @@ class Room:
 # Change a budget in the commit that needs it, with the reason in its message; better, delete something first.
 DISTRIBUTIONS = (
     Room("detectors", 6_800, 46, ("detectors/evalstop_detectors",)),
-    Room("clients", 10_200, 80, ("clients/evalstop_client", "clients/evalstop")),
-    Room("service", 30_000, 200, (SERVICE,)),
-    Room("lab", 11_500, 95, ("lab/evalstop_lab",)),
+    Room("clients", 9_900, 80, ("clients/evalstop_client", "clients/evalstop")),
+    Room("service", 32_000, 200, (SERVICE,)),
+    Room("lab", 8_600, 95, ("lab/evalstop_lab",)),
 )
-PRODUCT = Room("product", 58_000, 420, tuple(path for room in DISTRIBUTIONS for path in room.paths))
-TESTS = Room("tests", 54_000, None, ("tests",))
-MOST = Room("product", 60_843, 420, PRODUCT.paths)
-"""What the product may not exceed until it fits its budget. Lower it in each commit that makes the product smaller."""
+PRODUCT = Room("product", 57_300, 420, tuple(path for room in DISTRIBUTIONS for path in room.paths))
+TESTS = Room("tests", 60_800, None, ("tests",))
 ROOMS_OF_THE_SERVICE = (
-    Room("cli, app, settings", 1_900, 14, (SERVICE,)),
-    Room("web, its own", 1_300, 8, (f"{SERVICE}/web",)),
+    Room("cli, app, settings", 1_700, 14, (SERVICE,)),
+    Room("web, its own", 1_500, 8, (f"{SERVICE}/web",)),
     Room("web/api", 3_700, 32, (f"{SERVICE}/web/api",)),
     Room("web/mlflow", 1_500, 9, (f"{SERVICE}/web/mlflow",)),
     Room("web/pages", 4_000, None, (f"{SERVICE}/web/pages",)),
-    Room("ingest", 2_200, 12, (f"{SERVICE}/ingest",)),
+    Room("ingest", 2_850, 12, (f"{SERVICE}/ingest",)),
     Room(
         "decisions ... projects",
-        3_900,
+        5_150,
         None,
         tuple(f"{SERVICE}/{name}" for name in ("decisions", "evaluation", "runs", "projects")),
     ),
-    Room("webhooks", 2_200, 18, (f"{SERVICE}/webhooks",)),
-    Room("store", 5_700, 36, (f"{SERVICE}/store",)),
-    Room("security, observability", 1_100, None, (f"{SERVICE}/security", f"{SERVICE}/observability")),
-    Room("domain", 2_300, 14, (f"{SERVICE}/domain",)),
+    Room("webhooks", 2_000, 18, (f"{SERVICE}/webhooks",)),
+    Room("store", 6_450, 36, (f"{SERVICE}/store",)),
+    Room("security, observability", 1_000, None, (f"{SERVICE}/security", f"{SERVICE}/observability")),
+    Room("domain", 2_750, 15, (f"{SERVICE}/domain",)),
 )
 
 
@@ -79,24 +77,23 @@ def is_over(room: Room, lines: int, files: int) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Print each room beside its budget; 1 if one is larger."""
-    if "--most" in arguments:
-        lines, files = count(MOST)
-        if is_over(MOST, lines, files):
-            print(f"the product has {lines:,} lines in {files} files, and may have {MOST.lines:,} in {MOST.files}")
-            print("delete something first, or move MOST in tests/size.py with a reason")
-            return 1
-        return 0
-    over = 0
-    print(f"{'room':26}{'lines':>8}{'budget':>8}{'files':>8}{'budget':>8}")
+    over: list[str] = []
+    table = [f"{'room':26}{'lines':>8}{'budget':>8}{'files':>8}{'budget':>8}"]
     for rooms in (DISTRIBUTIONS, (PRODUCT, TESTS), ROOMS_OF_THE_SERVICE):
         for room in rooms:
             lines, files = count(room, rooms if rooms is ROOMS_OF_THE_SERVICE else ())
-            over += is_over(room, lines, files)
-            counts = f"{lines:8,}{room.lines:8,}{files:8}{room.files or '':>8}"
-            print(f"{room.name:26}{counts}{'  over' if is_over(room, lines, files) else ''}")
-        print()
+            row = f"{room.name:26}{lines:8,}{room.lines:8,}{files:8}{room.files or '':>8}"
+            if is_over(room, lines, files):
+                row += "  over"
+                over.append(row)
+            table.append(row)
+        table.append("")
+    if "--over" not in arguments:
+        print("\n".join(table))
+    elif over:
+        print("\n".join([table[0], *over]))
     if over:
-        print(f"{over} over budget: delete something first, or move the budget in tests/size.py with a reason")
+        print(f"{len(over)} over budget: delete something first, or move the budget in tests/size.py with a reason")
     return 1 if over else 0
 
 

@@ -16,8 +16,8 @@ from evalstop_service.web.problems import RESPONSES, Problem, ProblemKind
 
 API = "/api/v1"
 
-MOST_NAMES = 100_000
-"""The most names in a body: no request needs as many, and each one that is wrong is an error of its own."""
+MOST_NAMES_IN_ONE, MOST_NAMES = 1000, 100_000
+"""The most names in an object and in a body: no request needs as many, and each wrong one is an error of its own."""
 
 PROMPT_BYTES = 4096
 """Longer bodies are parsed in a thread: one of 30 KiB may take 0.1 s."""
@@ -112,7 +112,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _count_names(value: Any) -> int:
-    """The number of names in all objects of a document."""
+    """The number of names in all objects of a document; raises ValueError if one has too many."""
     if isinstance(value, dict):
+        if len(value) > MOST_NAMES_IN_ONE:
+            raise ValueError(f"an object has {len(value)} names, more than {MOST_NAMES_IN_ONE}")
         return len(value) + sum(map(_count_names, value.values()))
     return sum(map(_count_names, value)) if isinstance(value, list) else 0

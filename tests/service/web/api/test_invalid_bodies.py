@@ -42,6 +42,10 @@ INVALID_JSON: dict[str, tuple[bytes, str]] = {
     "closed deep lists": (b'{"name": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "deep"),
     "very long number": (b'{"step": ' + b"9" * 10_000 + b"}", "10000 digits"),
     "too many names in all": (b"[" + b",".join([b'{"a":0,"b":0,"c":0}'] * 40_000) + b"]", "names"),
+    "too many names in one object": (
+        b"{" + b",".join(b'"%d":0' % index for index in range(5_000)) + b"}",
+        "5000 names",
+    ),
 }
 """Bodies that are not valid JSON, and what the problem's detail mentions."""
 
