@@ -161,7 +161,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.STOPPED: Declaration(
         "The scheduler reports that the job is gone (`confirmed`), or the trainer ended it by itself (`obeyed`).",
         "was stopped",
-        _of_decision("confirmed", report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
+        _of_decision("confirmed", report={"exit_status": -15, "gone_at": "2026-01-01T14:31:30.000000Z"}),
     ),
     EventType.PARK_PENDING: Declaration(
         "A veto window opens: the run is parked at `due_at` unless a person vetoes it.",

@@ -45,7 +45,7 @@ class ReportIn(Body):
         default_factory=dict,
         max_length=100,
         description="what the scheduler reports about the job, such as its exit status",
-        examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}],
+        examples=[{"exit_status": -15, "gone_at": "2026-01-01T00:00:00Z"}],
     )
 
     expected_seconds: float | None = Field(

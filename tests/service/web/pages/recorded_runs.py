@@ -116,7 +116,7 @@ class Tenant(ProjectFixture):
     def confirm_stop(self, decision: Decision, now: datetime | None = None) -> None:
         """Report, as a receiver does, that the job has ended."""
         at = now or self.now
-        details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (at - timedelta(seconds=1)).isoformat()}
+        details = {"exit_status": -15, "how": "cancelled", "gone_at": (at - timedelta(seconds=1)).isoformat()}
         reason = "the job ended after it was cancelled"
         report = Reported(at, DecisionState.CONFIRMED, "evalstop-receiver process", reason, details)
         commands.record_report(self.database, self.id, decision.id, report)

@@ -61,7 +61,7 @@ def test_stopped_run_shows_reason_and_checkpoint(visitor: httpx.Client, tenant: 
     html = get_html(visitor, f"/runs/{run.id}")
     assert f"Stopped at step {decision.step}. The job is confirmed to be gone." in html
     assert escape(decision.best_checkpoint.uri) in html
-    for words in ("evalstop-receiver process", "SIGTERM", "k_decline", "4711", "verdict: stop", "stop requested"):
+    for words in ("evalstop-receiver process", "exit_status", "k_decline", "4711", "verdict: stop", "stop requested"):
         assert words in html
 
 
