@@ -43,7 +43,7 @@ SLICE = 16
 PAUSE_SECONDS = 0.0002
 """The shortest pause after a slice: longer than a thread takes to wake up."""
 
-_STATE_BYTES, _METRIC_BYTES, _CHECKPOINT_BYTES = 56_000, 250, 250
+_STATE_BYTES, _METRIC_BYTES, _EVAL_BYTES, _CHECKPOINT_BYTES = 56_000, 250, 32, 258
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -98,10 +98,8 @@ class RunState(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """About how much memory the state takes."""
-        scores = self.scores
-        arrays = (scores.steps, scores.values, scores.stderrs, scores.versions, scores.saved)
-        size = sum([array.nbytes for array in arrays]) + _CHECKPOINT_BYTES * len(scores.addresses)
-        return _STATE_BYTES + _METRIC_BYTES * len(self.last_steps) + size
+        of_scores = _EVAL_BYTES * len(self.scores.steps) + _CHECKPOINT_BYTES * len(self.scores.addresses)
+        return _STATE_BYTES + _METRIC_BYTES * len(self.last_steps) + of_scores
 
 
 def describe_failure(run: Run, what: str, error: Exception) -> str:
