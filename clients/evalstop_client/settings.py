@@ -224,7 +224,7 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     chosen = root or environment.get("EVALSTOP_SPOOL")
     if chosen:
         folder = Path(os.path.expanduser(chosen))  # noqa: PTH111  # Path.expanduser raises for a user without a home
-    elif (state := find_state_folder(environment)) is not None:
+    elif (state := find_state_folder(environment)) is not None and _is_writable(state):
         folder = state / "spool"
     else:
         temporary = environment.get("TMPDIR", "/tmp")  # noqa: S108  # others cannot write to this user's folder
@@ -234,15 +234,20 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     return folder.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
 
 
+def _is_writable(folder: Path) -> bool:
+    """Whether a folder, or the next one above it that exists, can be written to."""
+    return os.access(next(place for place in (folder, *folder.parents) if place.exists()), os.W_OK)
+
+
 def find_state_folder(environment: Mapping[str, str]) -> Path | None:
-    """The user's folder for what EvalStop keeps; None without XDG_STATE_HOME and a home that can be written to."""
+    """The user's folder for what EvalStop keeps; None without XDG_STATE_HOME and a home."""
     if state := environment.get("XDG_STATE_HOME"):
         return Path(state) / "evalstop"
     try:
         home = Path.home()
     except RuntimeError:  # a container's user need not have one
         return None
-    return home / ".local" / "state" / "evalstop" if os.access(home, os.W_OK) else None
+    return home / ".local" / "state" / "evalstop"
 
 
 def _check_total_steps(total_steps: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The observations of a run: values of a role at steps, one by one or as columns."""
+"""The observations of a run: values of a role at steps."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from evalstop_service.errors import ServiceError
 from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.security import encryption
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
@@ -256,7 +257,10 @@ class Settings(
         """
         keys = encryption.parse_keys(reveal(self.secret_keys))
         if self.database_url is None and self.encryption_key_file.exists():
-            keys += encryption.parse_keys(self.encryption_key_file.read_text())
+            try:
+                keys += encryption.parse_keys(self.encryption_key_file.read_text())
+            except ValueError as error:
+                raise ServiceError(f"{self.encryption_key_file}: {error}") from None
         return Encryption(keys)
 
     def keep_encryption_key(self) -> None:

@@ -7,9 +7,14 @@ evaluators of one project the first answer stands.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -17,10 +22,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from urllib.parse import quote, unquote
 
-from evalstop_client.errors import ConfigurationError, EvalStopError, SchedulerUnavailable
+from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
 from evalstop_client.receivers.stop.processes import copy_environment, exit_on_signals
-from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, parse_service, read_answers
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
@@ -153,20 +157,33 @@ def _fill_places(argument: str, values: Iterable[str]) -> str:
 
 
 def evaluate(command: Sequence[str], environment: dict[str, str], timeout_seconds: float) -> Scores:
-    """Run the program and read its scores; raises EvaluationFailed."""
-    try:
-        done = run_program(command, environment, timeout_seconds, stderr=None)
-    except SchedulerUnavailable as error:
-        raise EvaluationFailed(error.detail) from None
-    if done.exit_code != 0:
-        raise EvaluationFailed(f"{command[0]} ended with {done.exit_code}")
-    return read_scores(done.output)
+    """Run the program in a process group of its own, of which nothing is left, and read its scores; raises
+    EvaluationFailed."""
+    with tempfile.TemporaryFile() as output:  # a pipe would end with the last child that has it
+        try:
+            process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
+                list(command), stdin=subprocess.DEVNULL, stdout=output, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise EvaluationFailed(f"{command[0]} cannot be run: {error}") from None
+        try:
+            process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise EvaluationFailed(f"{command[0]} did not end within {timeout_seconds:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # such as a model server that it started
+            process.wait()
+        if process.returncode != 0:
+            raise EvaluationFailed(f"{command[0]} ended with {process.returncode}")
+        output.seek(0)
+        return read_scores(output.read().decode(errors="replace"))
 
 
 def read_scores(output: str) -> Scores:
     """The scores in JSON lines: a number or `{"score": number}` per prompt, or one `{"mean": ..., "stderr": ...}`."""
     scores: list[float] = []
-    for number, line in enumerate(output.splitlines(), 1):
+    for number, line in enumerate(output.split("\n"), 1):
         if not line.strip():
             continue
         try:

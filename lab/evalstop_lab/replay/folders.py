@@ -102,7 +102,8 @@ class FileLog:
             run = runs.run(name, roles)
             run.gpus, run.seconds, run.total_steps = log.gpus, log.seconds, log.total_steps or run.total_steps
             run.stopped_early, run.doubts_plan = log.stopped_early, log.doubts_plan
-        add_rows(runs, roles, None if self._names_runs else name, rows, self.place, errors)
+        named = None if self._names_runs else name
+        add_rows(runs, roles, named, rows, self.place, errors, may_name_runs=self._parse is None)
         if name in runs.by_name and runs.by_name[name].total_steps is None:
             runs.by_name[name].total_steps = _find_plan(self.place)
 

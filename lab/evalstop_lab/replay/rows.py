@@ -96,11 +96,15 @@ def add_row(run: Run, step: int, row: Mapping[str, Any]) -> None:
             run.eval_versions[step] = str(version)
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := parse_number(cell, column)) is not None:
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"{column} is {seconds:g}; give a finite number of at least 0, or leave it out")
             run.seconds = max(run.seconds or 0.0, seconds)
     if (cell := row.get(TOTAL_STEPS)) not in (None, "", run.total_steps):
         run.total_steps = parse_total_steps(cell)
     if (cell := row.get("gpus")) is not None:
-        run.gpus = parse_gpus(cell) or run.gpus
+        if (gpus := parse_gpus(cell)) is None:
+            raise ValueError(f"gpus is {format_cell(cell)}; give a number from 0 to {MOST_GPUS:,}, or leave it out")
+        run.gpus = gpus
 
 
 Row = tuple[int | str | None, object, Mapping[str, Any]]
@@ -132,16 +136,22 @@ def add_rows(
     rows: Iterable[Row],
     log: Path | str,
     errors: ReadErrors,
+    *,
+    may_name_runs: bool = False,
 ) -> None:
-    """Add the values of rows to the run of this name, or to those that they name; what cannot be read is an error of
-    the log.
+    """Add the values of rows to the run of this name, or to those that they name: each does without a name, some may
+    with `may_name_runs`. What cannot be read is an error of the log.
 
     Some loggers write a step in several rows, some of them without the step, unless it is called `step`.
     """
     reached: dict[str, int] = {}
     for place, step, cells in rows:
         try:
-            run = parse_run_name(cells.get("run")) if name is None else name
+            run = (
+                name
+                if name is not None and not (may_name_runs and "run" in cells)
+                else parse_run_name(cells.get("run"))
+            )
             step = cells.get(roles.step) if step is None else step
             if step is None and roles.step != "step":
                 step = reached.get(run)

@@ -175,7 +175,7 @@ def _parse_run(remote: Remote, item: Mapping[str, Any]) -> MlflowRun:
         f"{name} ({run_id[-8:]})" if name else run_id,  # EvalStop begins ids with the time
         (ended - started) / 1000 if started and ended and started <= ended else None,
         frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
-        _to_dict(data.get("tags")) | _to_dict(data.get("params")),
+        _to_dict(data.get("params")) | _to_dict(data.get("tags")),  # people correct tags; params stay
     )
 
 

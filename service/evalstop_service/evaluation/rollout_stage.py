@@ -36,14 +36,13 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import ProposalKind, ProposalState, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
-from evalstop_service.store import audit, policies, projects, proposals, rollout_stages, run_lists
+from evalstop_service.store import audit, policies, projects, proposals, rollout_stages, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
-from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.webhooks import events
 
 log = logging.getLogger(__name__)
@@ -312,6 +311,7 @@ def _announce_move(
         "rollout_stage": numbers,
     }
     # Events belong to a run: this one to the newest run of the policy.
-    for run in run_lists.list_runs(tx, project.id, RunFilter(policy=before.policy_name), limit=1):
+    run = runs.find_newest_run(tx, project.id, before.policy_name)
+    if run is not None:
         events.announce_event(tx, event_type, project.id, run.id, fields, now)
     return numbers

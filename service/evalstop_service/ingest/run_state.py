@@ -137,15 +137,12 @@ def move_monitor(
     if not observations:
         return state, []
     if failure is None:
-        remaining = iter(observations)
         try:
-            slices = _pause_between_slices(remaining) if pauses else remaining
-            monitor, verdicts = advance(state.policy, monitor, slices)
-        except Exception as error:
-            # The last observation that was taken caused it.
-            place = len(observations) - len(list(remaining)) - 1
-            failure = describe_failure(state.run, f"a detector failed at step {observations[place].step}", error)
-            monitor, verdicts = advance(state.policy, monitor, observations[:place])
+            monitor, verdicts = advance(
+                state.policy, monitor, _pause_between_slices(observations) if pauses else observations
+            )
+        except Exception:
+            monitor, verdicts, failure = _advance_until_failure(state, observations)
     else:
         verdicts = [monitor.verdict]
     changed = len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict
@@ -153,6 +150,23 @@ def move_monitor(
         monitor = replace(monitor, last=observations[-1].order)
     unsaved = state.unsaved + len(observations)
     return replace(state, monitor=monitor, unsaved=unsaved, failure=failure), verdicts if changed else []
+
+
+def _advance_until_failure(
+    state: RunState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict], str | None]:
+    """Like `advance`, one observation at a time, so that a failure has the same effect however they arrive."""
+    monitor, verdicts = state.monitor, list[Verdict]()
+    for observation in observations:
+        call = monitor.verdict.verdict
+        try:
+            monitor, reached = advance(state.policy, monitor, (observation,))
+        except Exception as error:
+            failure = describe_failure(state.run, f"a detector failed at step {observation.step}", error)
+            return monitor, [*verdicts, monitor.verdict], failure
+        if reached[-1].verdict is not call:
+            verdicts.append(reached[-1])
+    return monitor, [*verdicts, monitor.verdict], None
 
 
 def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:

@@ -77,7 +77,7 @@ class CaseFilter:
 
     `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
     there was a decision to stop. `detector`: called for a stop; `outcome` is then that of its call, and runs that were
-    stopped are left out unless `treatment` selects them. `silent`: did not call.
+    stopped are left out unless `treatment` selects them. `silent`: did not call. `derived`: nobody has labeled it.
     """
 
     policy: str | None = None
@@ -91,6 +91,7 @@ class CaseFilter:
     outcome: DecisionOutcome | None = None
     run_outcome: RunOutcome | None = None
     silent: str | None = None
+    derived: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilte
         cases.c.outcome: outcome,
         cases.c.run_outcome: case_filter.run_outcome,
         IS_FLAGGED: case_filter.flagged,
+        cases.c.derived: case_filter.derived,
     }
     conditions += match_given(exact)
     if silent is not None:

@@ -175,6 +175,12 @@ def raise_version(tx: Transaction, run_id: UUID, **values: Any) -> None:
     tx.execute(runs.update().where(runs.c.id == run_id).values(version=runs.c.version + 1, **values))
 
 
+def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> Run | None:
+    """The newest run under a policy, in any version."""
+    query = _SELECT.where(runs.c.project_id == project_id, runs.c.policy_name == policy_name)
+    return find_one(tx, Run, query.order_by(runs.c.id.desc()).limit(1))
+
+
 def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     """How many runs of a project have not ended, counted up to `most`."""
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING).limit(most)

@@ -84,8 +84,9 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no job of this receiver was to be stopped."""
-        return not self._stops
+        """Whether no job of this receiver was to be stopped: other receivers' events are recorded too."""
+        with self._lock:
+            return all(entry.stop.job is None for entry in self._stops.values())
 
     def find_entry(self, decision_id: str) -> JournalEntry | None:
         with self._lock:

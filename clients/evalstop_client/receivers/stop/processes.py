@@ -24,6 +24,12 @@ def exit_on_signals() -> None:
         signal.signal(number, lambda *_: sys.exit())
 
 
+def ignore_signals() -> None:
+    """From now on SIGTERM and SIGINT have no effect."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -62,23 +68,15 @@ class Done:
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 
 
-def run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    timeout_seconds: float,
-    stderr: int | None = subprocess.PIPE,
-) -> Done:
-    """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time.
-
-    `stderr` None: that of the receiver.
-    """
+def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> Done:
+    """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time."""
     logger.debug("running %s", command)
     try:
         process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=subprocess.PIPE,
             env=dict(environment),
             start_new_session=True,  # so that a signal to the receiver's group does not reach it
         )
@@ -93,7 +91,7 @@ def run(
             if isinstance(error, subprocess.TimeoutExpired):
                 raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
             raise
-    return Done(process.returncode, output.decode(errors="replace"), (errors or b"").decode(errors="replace"))
+    return Done(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
 def copy_environment(*private: str) -> dict[str, str]:

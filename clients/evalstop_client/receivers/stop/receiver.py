@@ -17,7 +17,7 @@ from evalstop_client.errors import ConfigurationError, RequestRefused, Scheduler
 from evalstop_client.receivers.stop.execution import ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.job_control import Job, JobControl, Parked, Present
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.processes import POLL_SECONDS, exit_on_signals, forbid_tracing
+from evalstop_client.receivers.stop.processes import POLL_SECONDS, exit_on_signals, forbid_tracing, ignore_signals
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
@@ -180,6 +180,7 @@ def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler
         while True:
             time.sleep(POLL_SECONDS)
     finally:
+        ignore_signals()  # a second one would cut short what the first one begins
         logger.info("shutting down; unfinished stops continue at the next start")
         if puller is not None:
             puller.end()
@@ -327,7 +328,7 @@ def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
         return chosen
     state = find_state_folder(os.environ)
     if state is None:
-        raise ConfigurationError("state: this user has no home to write to; name a folder with --state.")
+        raise ConfigurationError("state: this user has no home; name a folder with --state.")
     return state / f"receiver-{scheduler}"
 
 

@@ -268,7 +268,7 @@ def list_deliveries(
     exact = {table.state: state, table.endpoint_id: endpoint_id, table.run_id: run_id, events.c.type: event_type}
     created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
     return find_page(
-        tx, Delivery, _DELIVERIES.where(events.c.project_id == project_id, *created), table.id, before, limit
+        tx, Delivery, _DELIVERIES.where(targets_of.c.project_id == project_id, *created), table.id, before, limit
     )
 
 

@@ -134,7 +134,7 @@ def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, root:
 
 def find_references(tx: Transaction, project_id: UUID, experiment_ids: Sequence[str]) -> list[UUID | None]:
     """What rows have in place of these experiments. As in MLflow an unknown one has no rows."""
-    numbers = set(map(int, experiment_ids))
+    numbers = {int(text) for text in experiment_ids if len(text) < 10}  # of MLflow's file store they are longer
     stored = mlflow.find_experiments(tx, project_id, numbers)
     return [experiment.id for experiment in stored] + ([None] if DEFAULT_NUMBER in numbers else [])
 

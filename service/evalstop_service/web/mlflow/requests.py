@@ -244,7 +244,7 @@ class SearchExperiments(BaseModel):
 class SearchRuns(SearchExperiments):
     """runs/search."""
 
-    experiment_ids: Annotated[list[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]], Field(max_length=1000)] = []
+    experiment_ids: Annotated[list[Annotated[str, Field(pattern=r"^[0-9]{1,100}$")]], Field(max_length=1000)] = []
     run_view_type: View = "ACTIVE_ONLY"
 
 
@@ -263,11 +263,17 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
+_KINDS = dict.fromkeys(("attr", "attribute", "run"), "attributes") | {
+    "tag": "tags",
+    "param": "params",
+    "parameter": "params",
+}
+
 MAX_CLAUSES = 20
 """Comparisons in a filter: each is computed for every run."""
 
 _CLAUSE = re.compile(
-    r"(?:(?P<kind>attribute|tag|param)s?\.)?(?P<key>`[^`\"\\]+`|\"[^\"\\]+\"|[\w.\-/]+)\s*(?P<sign>!=|=)\s*"
+    r"(?:(?P<kind>attr|attribute|run|tag|param|parameter)s?\s*\.\s*)?(?P<key>`[^`\"\\]+`|\"[^\"\\]+\"|[\w.\-/]+)\s*(?P<sign>!=|=)\s*"
     r"(?P<value>'[^']*'|\"[^\"]*\")(?P<more>\s*(?:and\b\s*)?)",
     re.IGNORECASE,
 )
@@ -285,7 +291,7 @@ def parse_filter(text: str) -> list[Clause]:
     text, at, joined = text.strip(), 0, False
     while at < len(text) or joined:
         match = _CLAUSE.match(text, at)
-        kind = "attributes" if match is None else f"{match['kind'] or 'attribute'}s".lower()
+        kind = "attributes" if match is None else _KINDS[(match["kind"] or "attribute").lower()]
         key = "" if match is None else match["key"].strip('`"')
         if (
             match is None

@@ -138,11 +138,15 @@ class DeliveryWorker:
                 first = pause == FIRST_PAUSE_SECONDS
                 log.error("%s (%s), retrying in %.2f s", fault.value, error, pause, exc_info=first)
                 if stop.is_set():
-                    give_up_at = min(give_up_at, time.monotonic() + SETTLE_SECONDS)
+                    give_up_at, pause = min(give_up_at, time.monotonic() + SETTLE_SECONDS), FIRST_PAUSE_SECONDS
                 if time.monotonic() >= give_up_at:
                     log.error("%d attempts were not recorded and will be repeated", len(self._finished))
                     return
-                await self._wait_for_attempt(pause)
+                if stop.is_set():
+                    await self._wait_for_attempt(pause)
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 continue
             pause = FIRST_PAUSE_SECONDS

@@ -102,8 +102,8 @@ def judge_outcome(run_outcome: RunOutcome, turn_step: int | None, decision: Deci
 
 
 def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[Run]:
-    """The runs of the newest cases that no person has labeled and that can show their whole last attempt."""
-    listed = cases.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
+    """The runs of the latest cases that no person has labeled and that can show their whole last attempt."""
+    listed = cases.list_cases(tx, project_id, replace(case_filter, derived=True), limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
     curves = []
@@ -111,6 +111,6 @@ def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> 
         run, decision = present[case.run_id], decided.get(case.run_id)
         whole = run.attempt == case.attempt and run.pruned_at is None and run.last_step is not None
         ordered = decision is not None and decision.ordered
-        if whole and not ordered and case.derived and watched_metrics.find_eval_metric(run) is not None:
+        if whole and not ordered and watched_metrics.find_eval_metric(run) is not None:
             curves.append(run)
     return curves

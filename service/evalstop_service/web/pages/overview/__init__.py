@@ -23,6 +23,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_details import RunHealth
 from evalstop_service.store.run_lists import Running
+from evalstop_service.store.runs import Run
 from evalstop_service.web.pages import charts, formatting, precision
 from evalstop_service.web.pages.responses import Days, PageRoute, find_beginning, render_page
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
@@ -43,7 +44,7 @@ class Overview:
     """The content of the page other than its figures, and their revision.
 
     `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order, with one
-    more of each kind than is shown, if there are as many.
+    more of each kind than is shown, if there are as many. `queued`: the runs that it shows.
     """
 
     cases: str
@@ -54,6 +55,7 @@ class Overview:
     running: Running
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
+    queued: dict[UUID, Run]
 
     @property
     def revision(self) -> str:
@@ -65,11 +67,6 @@ class Overview:
         found = [len(items) for items in (self.proposals, self.stops, self.without_data, self.stale)]
         more = "+" if max(found) > MOST_SHOWN else ""
         return f"{sum(min(count, MOST_SHOWN) for count in found)}{more}"
-
-    @property
-    def run_ids(self) -> list[UUID]:
-        """The runs that the queue shows."""
-        return [stop.run_id for stop in self.stops] + [alert.run_id for alert in (*self.without_data, *self.stale)]
 
 
 @router.get("/")
@@ -86,15 +83,15 @@ def show_overview(site: SiteOf, visitor: SignedIn, days: Days = "") -> Response:
         stages = rollout_stages.load_stages(tx, visitor.project.id)
         ranked = precision.rank_policies(figures.compute_figures(counts), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1], counts)
-        queued = runs.load_runs(tx, overview.run_ids)
-        sparks = charts.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
+        decided = decisions.load_decisions(tx, overview.queued)
+        sparks = charts.draw_sparklines(tx, list(overview.queued.values()), decided)
     return render_page(
         "overview.html",
         visitor=visitor,
         days=days,
         overview=overview,
         most=MOST_SHOWN,
-        runs=queued,
+        runs=overview.queued,
         last_report_at=health.last_report_at,
         sparks=sparks,
         whole=figures.compute_total(counts),
@@ -119,13 +116,17 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
     revision = cases.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
     labels = cases.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
+    stops = run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN + 1)
+    without_data = run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN + 1)
+    stale = run_lists.list_stale_runs(tx, project_id, MOST_SHOWN + 1)
     return Overview(
         revision,
         proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_SHOWN + 1),
-        run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN + 1),
-        run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN + 1),
-        run_lists.list_stale_runs(tx, project_id, MOST_SHOWN + 1),
+        stops,
+        without_data,
+        stale,
         run_lists.count_running(tx, project_id),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
+        runs.load_runs(tx, [stop.run_id for stop in stops] + [alert.run_id for alert in (*without_data, *stale)]),
     )
