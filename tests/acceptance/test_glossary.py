@@ -53,11 +53,11 @@ REPLACEMENTS = {
 """Words that the field does not use, or uses in another sense, and what to write instead."""
 
 FIELD_TERMS = re.compile(
-    # Signals of operating systems, points of statistics and of software.
+    # Signals of operating systems, points of statistics and of software, and everyday English.
     r"(choose|checkpoint|shutdown|handle|ignore|send|after_a|on|the)_?signals?|^(test_)?signals?$"
     r"|signals?_(are|each|handler|name|number|target)"
-    r"|(change|operating|entry|check)_?points?"  # of statistics and software,
-    r"|computed_by_hand|hand_over",  # and of everyday English
+    r"|(change|operating|entry|check)_?points?"
+    r"|computed_by_hand|hand_over",
     re.IGNORECASE,
 )
 

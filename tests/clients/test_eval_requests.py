@@ -158,6 +158,14 @@ def run_python(code: str, timeout_seconds: float = 30.0) -> Any:
     return evaluate([sys.executable, "-c", code], dict(os.environ), timeout_seconds)
 
 
+def test_child_of_an_eval_command_is_ended_with_it(tmp_path: Path) -> None:
+    """A command may start a server that holds its output: the scores count at once, and the server ends."""
+    pid = tmp_path / "pid"
+    command = ["/bin/sh", "-c", f"sleep 300 & echo $! > {pid}; echo 1.0; echo 2.0"]
+    assert evaluate(command, dict(os.environ), 60.0) == [1.0, 2.0]
+    wait_until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
+
+
 def test_scores_are_read_from_output() -> None:
     """Numbers, objects with a score, or one mean."""
     assert run_python("print('1\\n{\"score\": 2.5}\\n')") == [1.0, 2.5]

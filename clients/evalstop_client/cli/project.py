@@ -203,7 +203,8 @@ def _find_id(id_or_name: str, items: Iterable[Json], field: str) -> str:
         return id_or_name
     ids = [str(item["id"]) for item in items if item[field] == id_or_name]
     if len(ids) != 1:
-        raise NotFound(f"{len(ids) or 'none'} of them has the {field} {id_or_name!r}: give an id.")
+        found = f"{len(ids)} of them have" if ids else "none of them has"
+        raise NotFound(f"{found} the {field} {id_or_name!r}: give an id.")
     return ids[0]
 
 

@@ -25,7 +25,6 @@ COMMANDS = {
     "deliver": "Deliver webhooks without serving HTTP.",
     "migrate": "Migrate the schema of the database.",
     "demo-data": "Fill a project with some 300 example runs.",
-    "secrets": "Encrypt webhook secrets.",
     "audit": "Verify the audit log.",
     "admin": "Create a key directly in the database, such as the first one.",
 }

@@ -201,11 +201,12 @@ def _count_by_detector(
     split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]
     of_all = replace(case_filter, detector=None)
     seen = Counter[tuple[Key, float, RunOutcome]]()
-    for count in cases.count_cases(tx, project_id, of_all, split) if counts is None else counts:
+    counts = list(cases.count_cases(tx, project_id, of_all, split) if counts is None else counts)
+    for count in counts:
         if count.treatment in (None, Treatment.OBSERVED):
             assert count.run_outcome is not None, "the row of a case has it"
             seen[count.key, count.probability or 1.0, count.run_outcome] += count.cases
-    panels = {name: load_panel(tx, project_id, *name) for name in {key[:2] for key, *_ in seen}}
+    panels = {name: load_panel(tx, project_id, *name) for name in {count.key[:2] for count in counts}}
     silent: dict[tuple[str, Key, float, RunOutcome], int] = {
         (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
     }

@@ -147,6 +147,14 @@ def test_header_that_is_written_again_is_no_row(tmp_path: Path) -> None:
     assert [(score.step, score.value) for score in run.scores()] == [(1, 0.1), (2, 0.3), (3, 0.4)]
 
 
+def test_rows_that_name_their_run_keep_it_behind_one_that_does_not(tmp_path: Path) -> None:
+    """A file may begin with a row of settings; two runs in it stay two."""
+    rows = [f'{{"run": "{run}", "step": {step}, "eval": 0.{step}}}' for run in "ab" for step in (1, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(['{"step": 0, "note": "start"}', *rows]))
+    runs = read_runs([tmp_path / "a.jsonl"]).by_name
+    assert {name: len(runs[name].scores()) for name in "ab"} == {"a": 2, "b": 2}
+
+
 def test_last_value_of_a_step_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the appended log of a trainer that started again the last values stand, and one line counts them."""
     log = [*build_rows(eval_scores=[1.0] * 9), *build_rows()[1:], *build_rows()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
+from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, Verdict, start
+from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_service.domain.run import COMBINED_METRIC, Call, MetricFields
 from evalstop_service.evaluation.backtests import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
@@ -66,6 +68,27 @@ def test_observations_of_a_failing_run_are_stored_and_the_failure_is_recorded(pr
     assert project.load_run(other).detector_failure is None
     assert project.load_run(run).last_step == 5
     assert project.read_counter("evalstop_unjudged_runs_total") == unjudged + 1
+
+
+class FailingPolicy(Policy, frozen=True):
+    """Raises when it judges, from one step on."""
+
+    def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Any = None) -> Verdict:
+        if step >= FAILS_AT:
+            raise ZeroDivisionError
+        return super().judge(evidence, step, evals)
+
+
+def test_failed_judgment_ends_the_judgment_of_its_run(project: ProjectFixture) -> None:
+    """A batch is judged at its end, and the failure names the step from which on no verdict was found."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.5))
+    state = project.cached_state(run)
+    policy = FailingPolicy("failing", (Member(KDecline(k=3), KDecline(k=3).thresholds),))
+    watch = WatchedMetrics(state.run, policy)
+    project.cache.put_states([replace(state, watch=watch, monitor=start(policy))])
+    project.post_observations(run, evals(*[0.5] * 6, start=2))
+    assert project.load_run(run).detector_failure == f"a detector failed at step {FAILS_AT}: ZeroDivisionError()"
 
 
 @pytest.mark.parametrize("at_once", [True, False])

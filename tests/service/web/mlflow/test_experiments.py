@@ -67,7 +67,7 @@ def test_runs_are_searched_by_experiment_and_tag(client: MlflowClient) -> None:
 def test_search_in_an_unknown_experiment_finds_nothing(client: MlflowClient) -> None:
     """As in MLflow, unknown experiments are empty beside others, and an id that is no number is refused."""
     run_id = client.create_run(run_name="r")
-    found = [client.post("runs/search", {"experiment_ids": ids}) for ids in (["7"], ["9" * 9], ["7", "0"])]
+    found = [client.post("runs/search", {"experiment_ids": ids}) for ids in (["7"], ["9" * 18], ["7", "0"])]
     assert [[run["info"]["run_id"] for run in answer["runs"]] for answer in found] == [[], [], [run_id]]
     answer = client.http.post("runs/search", json={"experiment_ids": ["0", "abc"]})
     expect_error(answer, 400, "INVALID_PARAMETER_VALUE")
@@ -76,6 +76,8 @@ def test_search_in_an_unknown_experiment_finds_nothing(client: MlflowClient) -> 
 FILTERS = {
     "": "abc",
     "run_name = 'ppo 7b'": "a",
+    "attr . run_name = 'ppo 7b'": "a",
+    "parameters.optimizer = 'adamw'": "a",
     "attributes.run_name != 'ppo 7b'": "bc",
     "run_name = 'ppo_b' and user_id = 'unknown'": "b",
     "tags.`a b` = 'c' AND tag.\"mlflow.user\"='Dana'": "a",
