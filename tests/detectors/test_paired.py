@@ -23,8 +23,8 @@ from evalstop_detectors import (
 )
 from evalstop_detectors.detectors.posterior import HELD_EVALS, Posterior
 from evalstop_detectors.posterior import network, paired
-from evalstop_detectors.posterior.features import LIMIT
-from evalstop_detectors.posterior.paired import describe_effect
+from evalstop_detectors.posterior.features import LIMIT, FeatureState
+from evalstop_detectors.posterior.paired import Answer, describe_answer, describe_effect
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -222,3 +222,9 @@ def test_layer_sums_stay_below_2_to_53() -> None:
 def test_effect_of_an_answer_is_worded_for_every_size(added: float, words: str) -> None:
     """The note says by which factor an answer changes the odds, if by any."""
     assert describe_effect(added) == words
+
+
+def test_answer_about_a_subnormal_range_has_finite_features() -> None:
+    """The standard error is then infinitely many times as large as the range."""
+    run = FeatureState(evals=3, best=2e-313, low=0.0, level=0.0, since=1.0)
+    assert np.isfinite(describe_answer(run, Answer(0.0, 1.0, 2e-313, 1.0))).all()

@@ -14,6 +14,7 @@ Again       The layer knows the latest answer only. Each further one that finds 
 from __future__ import annotations
 
 import math
+import sys
 from functools import cache
 from importlib import resources
 
@@ -61,7 +62,7 @@ def describe_answer(s: FeatureState, answer: Answer) -> list[float]:
         cut((answer.fall - answer.curve_fall) / unit),
         asinh((answer.fall - answer.curve_fall) / noise),
         log2(1.0 + max(since - answer.since, 0.0)) * 0.5,
-        log2(stderr / unit),
+        log2(min(stderr / unit, sys.float_info.max)),  # infinite where the range is subnormal
         min(answer.since / since, 1.0),
         cut((s.best - s.level - answer.curve_fall) / unit),
         cut(answer.before / unit) * answer.has_before,
