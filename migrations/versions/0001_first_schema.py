@@ -712,6 +712,8 @@ def _create_webhooks() -> None:
         sa.Column("secret", sa.Text(), nullable=False),
         sa.Column("previous_secret", sa.Text(), nullable=True),
         sa.Column("previous_secret_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("signing_key", sa.Text(), nullable=False),
+        sa.Column("public_key", sa.Text(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),

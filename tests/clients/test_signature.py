@@ -9,7 +9,7 @@ import pytest
 import standardwebhooks
 from evalstop_client.errors import ConfigurationError, SignatureError
 from evalstop_client.signature import verify
-from evalstop_service.store.endpoints import generate_secret
+from evalstop_service.store.endpoints import generate_key_pair, generate_secret
 from evalstop_service.webhooks.signature import sign_headers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,14 +68,31 @@ def test_one_valid_signature_among_others_is_enough() -> None:
 
 @given(st.binary(min_size=1), st.data())
 def test_service_signatures_verify(body: bytes, data: st.DataObject) -> None:
-    """The secret verifies what the service signs, and nothing with a changed bit."""
+    """Secret and public key verify what the service signs, and nothing with a changed bit."""
+    signing_key, public_key = generate_key_pair()
     secret = generate_secret()
-    headers = sign_headers([secret], WEBHOOK_ID, TIMESTAMP, body)
-    assert verify([secret], headers, body, TIMESTAMP) == WEBHOOK_ID
+    headers = sign_headers([secret, signing_key], WEBHOOK_ID, TIMESTAMP, body)
+    assert verify([public_key], headers, body, TIMESTAMP) == verify([secret], headers, body, TIMESTAMP) == WEBHOOK_ID
     at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
     changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(SignatureError, match="No signature"):
-        verify([secret], headers, changed, TIMESTAMP)
+    for key in (secret, public_key):
+        with pytest.raises(SignatureError, match="No signature"):
+            verify([key], headers, changed, TIMESTAMP)
+
+
+def test_who_holds_the_secret_cannot_sign_for_the_public_key() -> None:
+    """Signatures by the secret, another key, or the public key's bytes do not verify with the public key."""
+    (_, public_key), (other, _) = generate_key_pair(), generate_key_pair()
+    digest_by_public_key = sign_headers(["whsec_" + public_key.removeprefix("whpk_")], WEBHOOK_ID, TIMESTAMP, BODY)
+    for signatures in (
+        SIGNATURE,
+        SIGNATURE.replace("v1,", "v1a,"),
+        digest_by_public_key["webhook-signature"].replace("v1,", "v1a,"),
+        sign_headers([other], WEBHOOK_ID, TIMESTAMP, BODY)["webhook-signature"],
+        "v1a, v1a,? v1a,AAAA",
+    ):
+        with pytest.raises(SignatureError, match="No signature"):
+            verify([public_key], {**PUBLISHED, "Webhook-Signature": signatures}, BODY, TIMESTAMP)
 
 
 def test_digest_under_another_version_is_a_mismatch() -> None:

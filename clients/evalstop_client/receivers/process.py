@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ConfigurationError("command: give the job's command after --, as in: -- python train.py")
-    secrets = load_secrets(options.secret_env, options.secret_file)
+    secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     url, key = parse_service(options)
     asked = options.checkpoint_signal
     number = None if asked is None else int(getattr(signal, f"SIG{parse_checkpoint_signal(asked).name}"))

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
@@ -27,10 +28,19 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix of a secret, not one
 PULL_PREFIX = "pull:"
 """Begins the URL of a pull endpoint, which is the name of its receiver."""
 
+SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
+
 
 def generate_secret() -> str:
     """A new signing secret as Standard Webhooks defines it: `whsec_` and 32 random bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def generate_key_pair() -> tuple[str, str]:
+    """A new Ed25519 signing key `whsk_` and its public key `whpk_`, as Standard Webhooks defines them."""
+    private = Ed25519PrivateKey.generate()
+    public = base64.b64encode(private.public_key().public_bytes_raw()).decode()
+    return SIGNING_PREFIX + base64.b64encode(private.private_bytes_raw()).decode(), PUBLIC_PREFIX + public
 
 
 def decrypt_secrets(
@@ -40,6 +50,14 @@ def decrypt_secrets(
     previous, until = endpoint.previous_secret, endpoint.previous_secret_until
     valid = [endpoint.secret] + ([previous] if previous is not None and until is not None and now < until else [])
     return tuple(encryption.decrypt(secret, endpoint_id) for secret in valid)
+
+
+def decrypt_signing_keys(
+    endpoint: Endpoint | sa.Row[Any], endpoint_id: UUID, now: datetime, encryption: Encryption
+) -> tuple[str, ...]:
+    """What signs its webhooks: its valid secrets, and its signing key; raises UnreadableSecret."""
+    secrets = decrypt_secrets(endpoint, endpoint_id, now, encryption)
+    return (*secrets, encryption.decrypt(endpoint.signing_key, endpoint_id))
 
 
 def add_endpoint(
@@ -52,8 +70,9 @@ def add_endpoint(
     format: str = "standard",  # noqa: A002 - its name in the API
     encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint:
-    """Create an endpoint, enabled, with its own secret."""
+    """Create an endpoint, enabled, with its own secret and key pair."""
     key = new_id()
+    signing_key, public_key = generate_key_pair()
     endpoint = Endpoint(
         id=key,
         project_id=project_id,
@@ -62,6 +81,8 @@ def add_endpoint(
         secret=encryption.encrypt(generate_secret(), key),
         previous_secret=None,
         previous_secret_until=None,
+        signing_key=encryption.encrypt(signing_key, key),
+        public_key=public_key,
         enabled=True,
         created_at=now,
         format=format,

@@ -81,7 +81,7 @@ def send_test_event(
     event = {"type": EventType.ENDPOINT_TEST, "timestamp": now.astimezone(UTC), "data": data}
     body = render_body(endpoint.format, msgspec.json.encode(event).decode()).encode()
     event_id = new_id()
-    secrets = endpoints.decrypt_secrets(endpoint, endpoint.id, now, encryption)
+    secrets = endpoints.decrypt_signing_keys(endpoint, endpoint.id, now, encryption)
     headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)
 
     async def send() -> Answer:

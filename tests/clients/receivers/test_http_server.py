@@ -163,6 +163,16 @@ def test_bad_secret_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPat
     assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER_SECRET]
 
 
+def test_public_key_replaces_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a public key no secret is loaded; a malformed key is a ConfigurationError."""
+    monkeypatch.setenv("THE_SECRET", SECRET)
+    key = "whpk_" + base64.b64encode(bytes(32)).decode()
+    assert load_secrets("THE_SECRET", None, [key])() == [key]
+    for malformed in ("whpk_", "whpk_?!", key[:-8]):
+        with pytest.raises(ConfigurationError, match="whpk_"):
+            load_secrets("THE_SECRET", None, [malformed])
+
+
 CONNECT: dict[str, Callable[[str], object]] = {
     "kubernetes": lambda scheme: Api(Access(f"{scheme}://127.0.0.1:9")),
     "replay": lambda scheme: Remote(ExitStack(), f"{scheme}://127.0.0.1:9", {}),

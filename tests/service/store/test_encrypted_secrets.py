@@ -29,9 +29,12 @@ def test_both_valid_secrets_sign(database: Database, project: SeededProject) -> 
         second = endpoints.rotate_secret(tx, project.id, first.id, now=EPOCH, encryption=encryption)
         project.add_event(tx)
         (claimed,) = leases.claim_deliveries(tx, EPOCH, 60, 1, 1, encryption=encryption)
-        stored = tx.execute(sa.select(endpoint_table.c.secret, endpoint_table.c.previous_secret)).one()
-    assert claimed.secrets == tuple(encryption.decrypt(secret, first.id) for secret in (second.secret, first.secret))
-    assert [secret.partition("_")[0] for secret in claimed.secrets] == ["whsec", "whsec"]
+        stored = tx.execute(
+            sa.select(endpoint_table.c.secret, endpoint_table.c.previous_secret, endpoint_table.c.signing_key)
+        ).one()
+    present = (second.secret, first.secret, first.signing_key)
+    assert claimed.secrets == tuple(encryption.decrypt(secret, first.id) for secret in present)
+    assert [secret.partition("_")[0] for secret in claimed.secrets] == ["whsec", "whsec", "whsk"]
     assert all(secret.startswith(PREFIX) for secret in stored)
 
 
@@ -76,7 +79,8 @@ def test_pull_endpoint_needs_the_key(database: Database, project: SeededProject)
         with pytest.raises(UnreadableSecret):
             leases.pull_deliveries(tx, endpoint, EPOCH, 60, 1, Encryption([NEW_KEY]))
         (claimed,) = leases.pull_deliveries(tx, endpoint, EPOCH, 60, 1, encryption)
-    assert claimed.secrets == (encryption.decrypt(endpoint.secret, endpoint.id),)
+    present = (endpoint.secret, endpoint.signing_key)
+    assert claimed.secrets == tuple(encryption.decrypt(secret, endpoint.id) for secret in present)
     assert claimed.attempts == 1
 
 
@@ -117,8 +121,8 @@ def test_rotated_secret_overlaps_with_the_previous(database: Database, project: 
         project.add_event(tx)
         during = claim_deliveries(tx, EPOCH + timedelta(hours=23), 10, 1)[0]
         after = claim_deliveries(tx, EPOCH + timedelta(hours=24), 10, 1)[0]
-    assert during.secrets == (rotated.secret, endpoint.secret)
-    assert after.secrets == (rotated.secret,)
+    assert during.secrets == (rotated.secret, endpoint.secret, endpoint.signing_key)
+    assert after.secrets == (rotated.secret, endpoint.signing_key)
     assert rotated.secret != endpoint.secret
 
 

@@ -22,7 +22,7 @@ from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, seconds_after
 from evalstop_client.settings import find_state_folder, validate_key, validate_url
-from evalstop_client.signature import parse_secret
+from evalstop_client.signature import check_secret, parse_secret
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -158,7 +158,7 @@ def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler
     """
     forbid_tracing()
     url, key = parse_service(options)
-    secrets = load_secrets(options.secret_env, options.secret_file)
+    secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
     exit_on_signals()
     folder = choose_state_folder(options.state, scheduler)
@@ -225,6 +225,13 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
     add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
+    add(
+        "--public-key",
+        action="append",
+        default=[],
+        metavar="whpk_...",
+        help="verify with this public key instead of a secret: a receiver that has only this key cannot forge events",
+    )
     add_url_options(parser, "report")
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 
@@ -288,14 +295,17 @@ def parse_service(options: argparse.Namespace) -> tuple[str, str | None]:
     return validate_url(options.url), validate_key(os.environ.get(options.key_env))
 
 
-def load_secrets(variable: str, file: Path | None) -> Callable[[], Sequence[str]]:
-    """A function that returns the current secrets in `file` or `variable`, separated by whitespace."""
-    if file is None:
-        secrets = os.environ.get(variable, "").split()
+def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = ()) -> Callable[[], Sequence[str]]:
+    """A function that returns the current public keys, or the secrets in `file` or `variable`, separated by
+    whitespace."""
+    if public_keys or file is None:
+        secrets = public_keys or os.environ.get(variable, "").split()
         if not secrets:
-            raise ConfigurationError(f"webhook secret: {variable} is not set; or name a file with --secret-file.")
+            raise ConfigurationError(
+                f"webhook secret: {variable} is not set; or name a file with --secret-file, or a --public-key."
+            )
         for secret in secrets:
-            parse_secret(secret)
+            check_secret(secret)
         return lambda: secrets
 
     def read() -> list[str]:

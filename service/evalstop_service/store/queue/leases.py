@@ -168,11 +168,11 @@ def _lease(
     claims = []
     for delivery in due:
         try:
-            secrets = endpoints.decrypt_secrets(delivery, delivery.endpoint_id, now, encryption)
+            secrets = endpoints.decrypt_signing_keys(delivery, delivery.endpoint_id, now, encryption)
         except UnreadableSecret as error:
             _put_back(tx, delivery, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), last_error=str(error))
             continue
-        claims.append(ClaimedDelivery(*delivery[:-3], lease_until=lease_until, secrets=secrets))
+        claims.append(ClaimedDelivery(*delivery[:-4], lease_until=lease_until, secrets=secrets))
     receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
     if not receivers:
         return claims
@@ -217,7 +217,7 @@ _STOP_OF = sa.case(((targets.c.format == "standard") & events.c.type.in_(REQUEST
 def _select_due(dialect: str, source: sa.FromClause, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """The due deliveries of the endpoints in a source, locked, of each endpoint the first `most`.
 
-    The columns are those fields of `ClaimedDelivery` that are stored, and the three of `decrypt_secrets`.
+    The columns are those fields of `ClaimedDelivery` that are stored, and the four of `decrypt_signing_keys`.
     """
     names = ("run_id", "id", "event_id", "endpoint_id", "attempts", "due_at")
     first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(_MOST)
@@ -230,7 +230,7 @@ def _select_due(dialect: str, source: sa.FromClause, *conditions: sa.ColumnEleme
     of_event = (events.c.run_id == head.c.run_id) & (events.c.id == head.c.event_id)
     columns = [(head.c[name] + 1).label(name) if name == "attempts" else head.c[name] for name in names]
     columns += [targets.c.url, events.c.body, targets.c.format, targets.c.failures, _STOP_OF]
-    secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until"))
+    secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until", "signing_key"))
     query = sa.select(*columns, *secrets).select_from(source.join(head, is_head).join(events, of_event))
     return query.where(*conditions).order_by(head.c.due_at, head.c.id)
 

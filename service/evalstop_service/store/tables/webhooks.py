@@ -30,6 +30,8 @@ class Endpoint:
     `*` in `event_types` covers every informational event but `NAMED_EVENTS`. Events that request an action are for
     receivers that name them explicitly; a chat gets them by `*` too, because no receiver acts on its messages.
 
+    `signing_key` adds a signature for receivers that have only `public_key` and so cannot forge events.
+
     `format` is `standard`, or one for people to read. `failures`: consecutive, up to now. Nothing is sent before
     `open_until`.
     """
@@ -41,6 +43,8 @@ class Endpoint:
     secret: str
     previous_secret: str | None
     previous_secret_until: Annotated[datetime | None, doc("the previous secret also signs until then")]
+    signing_key: str
+    public_key: str
     enabled: Annotated[bool, doc("false: nothing is sent there")]
     created_at: Annotated[datetime, doc("when it was created")]
     format: str = "standard"

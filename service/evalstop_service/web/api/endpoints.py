@@ -96,6 +96,10 @@ class EndpointOut(Answer):
     """An endpoint without its secret."""
 
     format: Format = Field(description="the format of its events")
+    public_key: str = Field(
+        description="public key of the `v1a` signatures: a receiver that has only this key cannot forge events",
+        examples=["whpk_..."],
+    )
 
 
 class EndpointWithSecret(EndpointOut):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 import standardwebhooks
+from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.encryption import Encryption
@@ -53,6 +54,7 @@ def test_event_is_delivered_and_signed(database: Database, project: SeededProjec
     for secret in (before.secret, after.secret):
         message = standardwebhooks.Webhook(secret).verify(received.body, received.headers)
         assert message["data"] == {"number": 0}
+    verify([before.public_key], received.headers, received.body, utc_now().timestamp())
     assert count_deliveries_by_state(database, project) == {"delivered": 1}
 
 

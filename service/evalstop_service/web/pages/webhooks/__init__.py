@@ -172,8 +172,8 @@ def _indent(body: str) -> str:
         return body
 
 
-def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str]:
-    return name_host(endpoint.url), site.context.encryption.decrypt(endpoint.secret, endpoint.id)
+def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str, str]:
+    return name_host(endpoint.url), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
 
 
 def _choose_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
