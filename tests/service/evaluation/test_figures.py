@@ -110,6 +110,13 @@ def test_detectors_of_a_policy_are_measured_on_the_same_runs(project_with_cases:
     assert silent.counts["passed"] == {"right": 0, "wrong": 7, "unknown": 0}
 
 
+def test_detector_that_decides_is_named_so_where_all_its_cases_were_stopped(project: ProjectFixture) -> None:
+    """Stopped cases count for no detector's figures, but their policy says which of its detectors decide."""
+    run = project.open_run(policy="paper")
+    insert_cases(project.database, run, 2, treatment="stopped", calls={"k_decline": judge_call("right", 10, 2.0)})
+    assert [group.observes for group in load_figures(project, "policy", "detector").values()] == [False]
+
+
 def test_cases_in_which_two_detectors_disagree_are_listed(project_with_cases: ProjectFixture) -> None:
     """One called and the other did not, in runs that nobody stopped."""
     wanted = CaseFilter(policy="paper", detector="k_decline", silent="posterior")
