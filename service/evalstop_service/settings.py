@@ -189,8 +189,8 @@ class WebhookSettings(BaseModel):
 
     secret_keys: Annotated[SecretStr, _parsed_by(encryption.parse_keys)] | None = None
     """Keys that encrypt webhook secrets in the database, separated by commas, each 32 bytes in base64. The first
-    encrypts, all decrypt. None uses the key that `evalstop up` creates in the data folder, or plain text without
-    one."""
+    encrypts, all decrypt; rotating the secret of an endpoint encrypts what it keeps with the first. None uses the key
+    that `evalstop up` creates in the data folder, or plain text without one."""
 
     delivery_timeout_seconds: Seconds = 10.0
     """Seconds in which an endpoint must answer. After twice as long another worker takes over what a dead one held."""

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
-from evalstop_service.security.encryption import Encryption
+from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
@@ -132,11 +132,22 @@ def update_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, **chan
 def rotate_secret(
     tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime, encryption: Encryption = UNENCRYPTED
 ) -> Endpoint:
-    """Give the endpoint a new secret; the previous one also signs for a day. Raises NotFound."""
+    """Give the endpoint a new secret; the previous one also signs for a day. Raises NotFound.
+
+    All that it keeps is encrypted with the first key, so that an earlier one is no longer needed for it.
+    """
+    endpoint = load_endpoint(tx, project_id, endpoint_id)
+    try:
+        previous: str | None = encryption.decrypt(endpoint.secret, endpoint_id)
+        signing_key, public_key = encryption.decrypt(endpoint.signing_key, endpoint_id), endpoint.public_key
+    except UnreadableSecret:  # the key that encrypted them is lost
+        previous, (signing_key, public_key) = None, generate_key_pair()
     values = {
         "secret": encryption.encrypt(generate_secret(), endpoint_id),
-        "previous_secret": endpoints.c.secret,
+        "previous_secret": previous and encryption.encrypt(previous, endpoint_id),
         "previous_secret_until": now + timedelta(days=1),
+        "signing_key": encryption.encrypt(signing_key, endpoint_id),
+        "public_key": public_key,
     }
     tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     return load_endpoint(tx, project_id, endpoint_id)

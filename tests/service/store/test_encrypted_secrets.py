@@ -68,6 +68,23 @@ def test_deliveries_wait_without_a_key(database: Database, project: SeededProjec
         ] == [(encrypted.id, 1)]
 
 
+@pytest.mark.parametrize("keys", [[NEW_KEY, OLD_KEY], [NEW_KEY]], ids=["replaced", "lost"])
+def test_rotated_endpoint_needs_the_first_key_alone(
+    database: Database, project: SeededProject, keys: list[bytes]
+) -> None:
+    """After its secret was rotated an endpoint gets its webhooks without the key that encrypted it before."""
+    with database.transaction() as tx:
+        before = endpoints.add_endpoint(
+            tx, project.id, url="http://x.example", event_types=["*"], now=EPOCH, encryption=Encryption([OLD_KEY])
+        )
+        after = endpoints.rotate_secret(tx, project.id, before.id, now=EPOCH, encryption=Encryption(keys))
+        project.add_event(tx)
+        (claimed,) = leases.claim_deliveries(tx, EPOCH, 60, 1, 1, encryption=Encryption([NEW_KEY]))
+    kept = len(keys) == 2
+    assert [secret.partition("_")[0] for secret in claimed.secrets] == ["whsec"] * (1 + kept) + ["whsk"]
+    assert (after.public_key == before.public_key) is kept
+
+
 def test_pull_endpoint_needs_the_key(database: Database, project: SeededProject) -> None:
     """A pull endpoint's events are signed with its decrypted secret; without the key the claim raises."""
     encryption = Encryption([OLD_KEY])
