@@ -12,10 +12,12 @@ import pytest
 from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.store import cases
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.web.pages import labeling
 from playwright.sync_api import expect
 
+from tests.service.case_rows import insert_cases
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import (
@@ -64,6 +66,16 @@ def test_cases_are_labeled_without_seeing_what_was_decided(
         found = {name: cases.find_outcome(tx, UUID(run_id), 1) for run_id, name in names.items()}
     by_people = {name: outcome.outcome for name, outcome in found.items() if outcome and not outcome.derived}
     assert by_people == {name: "wrong" if name.startswith("flagged") else "right" for name in labeled}
+
+
+@SQLITE_ONLY
+def test_labeled_cases_leave_room_for_others(tenant: Tenant, database: Database) -> None:
+    """However many cases were labeled last, those that nobody has labeled are offered."""
+    names = add_flagged_and_unflagged_runs(tenant)
+    insert_cases(database, tenant.open_run("labeled"), 200, derived=False, treatment=None, run_outcome="healthy")
+    with database.reading() as tx:
+        offered = labeling.choose_runs(tx, tenant.id, CaseFilter())
+    assert {run.name for run in offered} == set(names.values())
 
 
 @SQLITE_ONLY
