@@ -36,8 +36,10 @@ STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))
 
 @given(policy=policies(), other=policies())
 def test_state_of_another_policy_is_stale(policy: Policy, other: Policy) -> None:
-    """A state is refused under any other policy, unless only `stops_despite` differs."""
-    assume(policy != msgspec.structs.replace(other, stops_despite=policy.stops_despite))
+    """A state is refused under any other policy, unless only what judges nothing differs: who asks are the members."""
+    assume(
+        policy != msgspec.structs.replace(other, stops_despite=policy.stops_despite, evaluate_now=policy.evaluate_now)
+    )
     with pytest.raises(StaleState):
         state_from_json(other, state_to_json(policy, start(policy)))
 
